@@ -1,0 +1,31 @@
+"""Prefetch data in worker processes and iterate it with ``async for``."""
+
+from ._errors import (
+    PoolBroken,
+    PrefetchError,
+    SerializationError,
+    SkipItem,
+    TaskError,
+    WorkerDied,
+    WorkerStartError,
+)
+from ._place import WorkerInfo, rng, worker_info
+from ._prefetcher import Prefetcher, PrefetchIterator
+
+__all__ = [
+    "PoolBroken",
+    "PrefetchError",
+    "PrefetchIterator",
+    "Prefetcher",
+    "SerializationError",
+    "SkipItem",
+    "TaskError",
+    "WorkerDied",
+    "WorkerInfo",
+    "WorkerStartError",
+    "__version__",
+    "rng",
+    "worker_info",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,279 @@
+"""What a Prefetcher is given, checked where it is given."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from . import _seeds
+from ._source import SPLITS, Facts, Split, choose_split, describe, length_of
+from ._worker import Program, Terms, is_async_program
+
+_MANY_ITEMS = 256  # items prefetched at least where each is delivered alone
+
+
+def default_start_method() -> str:
+    methods = multiprocessing.get_all_start_methods()
+    return "forkserver" if "forkserver" in methods else "spawn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The arguments of a Prefetcher; wrong ones, and combinations, are refused here."""
+
+    source: Any
+    map_fn: Callable[..., Any] | None = None
+    batch_size: int | None = None
+    drop_last: bool = False
+    collate_fn: Callable[..., Any] | None = None
+    shuffle: bool = False
+    sampler: Any = None
+    batch_sampler: Any = None
+    seed: int | None = 0
+    split: Split | None = None
+    num_shards: int | None = None
+    num_proc: int = 1
+    mp_context: str | BaseContext | None = None
+    worker_init_fn: Callable[..., Any] | None = None
+    worker_threads: int | None = 1
+    concurrency: int = 16
+    num_prefetch: int | None = None
+    ordered: bool = True
+    on_error: Any = "raise"
+    shutdown_timeout: float = 5.0
+    facts: Facts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", describe(self.source))
+        self._check_numbers()
+        self._check_functions()
+        self._check_batching()
+        self._check_source()
+        self._check_context()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as they were given."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    # Checks
+
+    def _check_numbers(self) -> None:
+        _at_least("num_proc", self.num_proc, 0)
+        _at_least("concurrency", self.concurrency, 1)
+        for name in ("batch_size", "num_prefetch", "worker_threads", "num_shards"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        if self.seed is not None:
+            _at_least("seed", self.seed, 0)
+            if self.seed >= 1 << _seeds.SEED_BITS:
+                raise ValueError(f"seed must be below 2**{_seeds.SEED_BITS}, not {self.seed}")
+        timeout = self.shutdown_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+            raise ValueError(f"shutdown_timeout must be seconds, 0 or more, not {timeout!r}")
+
+    def _check_functions(self) -> None:
+        for name in ("map_fn", "collate_fn", "worker_init_fn"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function or None, not {function!r}")
+        if self.on_error not in ("raise", "skip") and not callable(self.on_error):
+            raise ValueError(
+                f"on_error must be 'raise', 'skip' or a function of a TaskError, "
+                f"not {self.on_error!r}"
+            )
+
+    def _check_batching(self) -> None:
+        if self.drop_last and self.batch_size is None and self.batch_sampler is None:
+            raise ValueError("drop_last needs a batch_size: without one no batch is short")
+        if self.sampler is not None and self.shuffle:
+            raise ValueError("sampler says the order, and so does shuffle: give one of them")
+        if self.batch_sampler is not None:
+            for name in ("batch_size", "shuffle", "sampler", "drop_last"):
+                if _given(getattr(self, name)):
+                    raise ValueError(f"batch_sampler makes the batches: do not give {name} too")
+        for name in ("sampler", "batch_sampler"):
+            value = getattr(self, name)
+            if value is not None and describe_iterable(value) is None:
+                raise TypeError(f"{name} must be an iterable or async iterable, not {value!r}")
+
+    def _check_source(self) -> None:
+        if self.split is not None and self.split not in SPLITS:
+            raise ValueError(
+                f"split must be one of {', '.join(SPLITS)} or None, not {self.split!r}"
+            )
+        if self.facts.kind != "factory":
+            self.check_facts(self.facts)
+
+    def check_facts(self, facts: Facts) -> None:
+        """Refuse what this kind of source cannot do."""
+        if facts.kind == "map":
+            self._check_map_style(facts)
+            return
+        for name in ("shuffle", "sampler", "batch_sampler"):
+            if _given(getattr(self, name)):
+                raise ValueError(
+                    f"{name} needs a map-style source (__getitem__ and __len__), and "
+                    f"{facts.name} is iterable: order its items in its __iter__"
+                )
+        if self.split is None and facts.length is not None:
+            self._warn_of_repeats(self.split_of(facts), facts)
+        self.split_of(facts)
+
+    def _check_map_style(self, facts: Facts) -> None:
+        for name in ("split", "num_shards"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{facts.name} is map-style: its plan is cut among the workers batch by "
+                    f"batch, so it takes no {name}"
+                )
+        if facts.length is None and self.sampler is None and self.batch_sampler is None:
+            raise TypeError(
+                f"{facts.name} has no len(): give a sampler or batch_sampler that says which keys"
+            )
+
+    def split_of(self, facts: Facts) -> Split:
+        """Who iterates an iterable source with these facts."""
+        split = choose_split(
+            facts,
+            self.split,
+            has_map=self.map_fn is not None,
+            num_proc=self.num_proc,
+            ordered=self.ordered,
+        )
+        if self.num_shards is not None and split != "shard":
+            raise ValueError(f"num_shards is for split='shard', and the split is {split!r}")
+        return split
+
+    def _warn_of_repeats(self, split: Split, facts: Facts) -> None:
+        if split == "replicate":
+            warnings.warn(
+                f"{facts.name} is iterable and every worker iterates a copy of its own: items "
+                f"repeat, and an epoch of {facts.length} items need not hold each. Say "
+                "split='replicate' if that is meant, or choose another split",
+                UserWarning,
+                stacklevel=7,
+            )
+
+    def _check_context(self) -> None:
+        context = self.mp_context
+        if context is None:
+            return
+        if self.num_proc == 0:
+            raise ValueError("mp_context is for worker processes, and num_proc=0 has none")
+        if isinstance(context, str):
+            methods = multiprocessing.get_all_start_methods()
+            if context not in methods:
+                raise ValueError(
+                    f"mp_context must be one of {', '.join(methods)} here, not {context!r}"
+                )
+        elif not hasattr(context, "get_start_method"):
+            raise TypeError(
+                f"mp_context must be the name of a start method or what "
+                f"multiprocessing.get_context() gives, not {context!r}"
+            )
+        if self.context().get_start_method() == "fork":
+            warnings.warn(
+                "mp_context='fork' copies a process that has threads (the event loop's, numpy's): "
+                "a lock that one of them holds stays locked in the worker for ever. "
+                "'forkserver' and 'spawn' are safe",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    # What follows from it
+
+    def context(self) -> BaseContext:
+        """The multiprocessing context that workers are started from."""
+        context = self.mp_context or default_start_method()
+        return multiprocessing.get_context(context) if isinstance(context, str) else context
+
+    def program(self, split: Split | None) -> Program:
+        """What workers are sent; a source that this process reads stays here."""
+        reads_here = split == "parent"
+        return Program(
+            None if reads_here else self.source,
+            self.map_fn,
+            self.collate_fn,
+            self.on_error,
+            self.worker_init_fn,
+        )
+
+    def terms(self, split: Split | None, seed: int) -> Terms:
+        """How workers are to run it."""
+        facts = replace(self.facts, is_async=False) if split == "parent" else self.facts
+        return Terms(
+            seed=seed,
+            num_proc=self.num_proc,
+            batched=self.is_batched,
+            drop_last=self.drop_last,
+            concurrency=self.concurrency,
+            is_async=is_async_program(self.program(split), facts),
+            in_process=self.num_proc == 0,
+            split=split,
+        )
+
+    @property
+    def is_batched(self) -> bool:
+        return self.batch_size is not None or self.batch_sampler is not None
+
+    def num_streams(self, facts: Facts, split: Split) -> int:
+        """Into how many streams an iterable source is split."""
+        workers = max(1, self.num_proc)
+        if split == "parent":
+            return 1
+        if split == "shard":
+            return self.num_shards or min(facts.num_shards or workers, workers)
+        return workers
+
+    def hold(self, *, is_async: bool) -> int:
+        """Tasks that a worker holds: what it runs, and one more for a blocked loop."""
+        if not is_async:
+            return 2
+        size = self.batch_size or (self.concurrency if self.is_batched else 1)
+        return -(-self.concurrency // size) + 1
+
+    def window(self, split: Split | None, *, is_async: bool) -> int:
+        """Batches requested and not delivered, at most."""
+        if self.num_prefetch is not None:
+            return self.num_prefetch
+        workers = max(1, self.num_proc)
+        room = 4 * workers
+        if is_async:
+            room = max(room, -(-2 * self.concurrency * workers // (self.batch_size or 1)))
+        if not self.is_batched and split in (None, "shard"):
+            room = max(room, _MANY_ITEMS)
+        return room
+
+
+def describe_iterable(value: Any) -> str | None:
+    """How it is iterated, or None when it is not."""
+    for method in ("__aiter__", "__iter__"):
+        if getattr(type(value), method, None) is not None:
+            return method
+    return None
+
+
+def keys_length(config: Config, length: int | None) -> int | None:
+    """How many keys an epoch has, or batches where a batch sampler makes them."""
+    keys = config.batch_sampler if config.batch_sampler is not None else config.sampler
+    return length if keys is None else length_of(keys)
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if number < least:
+        raise ValueError(f"{name} must be {least} or more, not {value!r}")

@@ -1,0 +1,211 @@
+"""A plan that is read in the parent: a sampler's keys, or the items of a source.
+
+It is read as far as the window has room and no further: a synchronous iterable in the helper
+thread, an asynchronous one on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._codec import Payload
+from ._errors import SerializationError, TaskError, shorten
+from ._messages import NO_STREAM, Lost, Task
+from ._plan import Pass, Planned
+from ._source import Call, End, Reading, is_async_iterable, reset, start_epoch
+from ._threads import Helper
+from ._worker import call_async, call_sync, drive
+
+_SLICE = 0.001  # seconds of reading after which what was read is handed over
+
+Pack = Callable[[Sequence[Any]], Payload]
+
+
+class Feed:
+    """Tasks from an iterable of this process.
+
+    Parameters
+    ----------
+    iterable
+        A source, a sampler or a batch sampler.
+    batch_size
+        Values a task; None for a task of one, whatever it is.
+    grouped
+        Whether each value is the list of keys of a whole batch.
+    fetches
+        Whether the values are keys, that workers fetch, or items.
+    pack
+        Makes the payload of a task, in the thread that reads.
+    notify
+        Called on the loop when tasks have come, or the end.
+    """
+
+    def __init__(
+        self,
+        pass_: Pass,
+        iterable: Any,
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        grouped: bool,
+        fetches: bool,
+        pack: Pack,
+        helper: Helper,
+        notify: Callable[[], None],
+    ) -> None:
+        self._pass = pass_
+        self._iterable = iterable
+        self._size = batch_size or 1
+        self._drop_last = drop_last
+        self._grouped = grouped
+        self._fetches = fetches
+        self._pack = pack
+        self._helper = helper
+        self._notify = notify
+        self._is_async = is_async_iterable(iterable)
+        self._reading: Reading | None = None
+        self._tasks: deque[Planned] = deque()
+        self._room = 0
+        self._seq = 0
+        self._position = 0
+        self._ended = False
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._tasks
+
+    def take(self) -> Planned | None:
+        return self._tasks.popleft() if self._tasks else None
+
+    def want(self, room: int) -> None:
+        self._room = room
+        if self._reader is None and not self._ended:
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    def left(self, task: Task) -> None:
+        """Nothing depends on it."""
+
+    def ended(self, stream: int) -> None:
+        raise RuntimeError(f"a plan without streams was told that stream {stream} ended")
+
+    def cancel(self) -> None:
+        """Read no more; on the loop."""
+        self._ended = True
+        self._tasks.clear()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def close(self) -> None:
+        """Read no more, and close what was read."""
+        self.cancel()
+        if self._reader is not None:
+            await asyncio.wait([self._reader])
+        if self._is_async:
+            await self._close(call_async)
+        else:
+            await self._helper.call(lambda: drive(self._close(call_sync)))
+
+    async def _close(self, call: Call) -> None:
+        if self._reading is not None:
+            await self._reading.close(call)
+
+    async def _read(self) -> None:
+        try:
+            while self._room > 0 and not self._ended:
+                self._tasks.extend(await self._read_slice(self._room))
+                self._room = 0
+                self._notify()  # which takes them, and may want more
+        finally:
+            self._reader = None
+        if self._room > 0 and not self._ended:
+            self.want(self._room)
+
+    async def _read_slice(self, room: int) -> list[Planned]:
+        if self._is_async:
+            return await self._batches(room, call_async)
+        batches: list[Planned] = await self._helper.call(
+            lambda: drive(self._batches(room, call_sync))
+        )
+        return batches
+
+    async def _batches(self, room: int, call: Call) -> list[Planned]:
+        """Up to ``room`` tasks, or what a moment brings."""
+        batches: list[Planned] = []
+        until = time.monotonic() + _SLICE
+        while len(batches) < room and not self._ended:
+            values, end = await self._batch(call)
+            if values and (end is None or not self._drop_last or self._grouped):
+                batches.append(self._planned(values))
+            if end is not None:
+                self._ended = True
+                if end.error is not None:
+                    batches.append(self._failed(end.error))
+            elif time.monotonic() > until:
+                break
+        return batches
+
+    async def _batch(self, call: Call) -> tuple[Sequence[Any], End | None]:
+        """The values of the next task; fewer, and why, at the end."""
+        values: list[Any] = []
+        try:
+            reading = self._reading or await self._open(call)
+            while len(values) < self._size:
+                taken = await reading.take(call)
+                if taken is None:
+                    return values, reading.end
+                if self._grouped:
+                    return list(taken[0]), None
+                values.append(taken[0])
+        except Exception as error:  # of set_epoch(), iter(), or of a batch that is no list
+            return values, End(error)
+        return values, None
+
+    async def _open(self, call: Call) -> Reading:
+        await call(start_epoch, self._iterable, self._pass.epoch)
+        if not self._fetches:
+            await call(reset, self._iterable)
+        self._reading = Reading(self._iterable)
+        return self._reading
+
+    def _planned(self, values: Sequence[Any]) -> Planned:
+        task = self._task(len(values))
+        self._seq += 1
+        self._position += len(values)
+        return Planned(task, values, self._packed(values))
+
+    def _task(self, size: int) -> Task:
+        run, epoch, _ = self._pass
+        return Task(run, epoch, self._seq, self._position, size, NO_STREAM, self._fetches)
+
+    def _packed(self, values: Sequence[Any]) -> Payload:
+        try:
+            return self._pack(values)
+        except SerializationError:
+            return self._pack([self._or_lost(value) for value in values])
+
+    def _or_lost(self, value: Any) -> Any:
+        try:
+            self._pack([value])
+        except SerializationError as error:
+            return Lost(error)
+        return value
+
+    def _failed(self, cause: BaseException) -> Planned:
+        task = self._task(0)
+        name = getattr(self._iterable, "__qualname__", type(self._iterable).__qualname__)
+        error = TaskError(
+            f"reading {name} failed at item {self._position}: {type(cause).__name__}: "
+            f"{shorten(str(cause), 500)} (batch {task.seq}, epoch {task.epoch}, this process)",
+            index=self._position,
+            seq=task.seq,
+            epoch=task.epoch,
+            stage="iterate",
+        )
+        error.__cause__ = cause
+        self._seq += 1
+        return Planned(task, error=error)

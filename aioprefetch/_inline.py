@@ -1,0 +1,162 @@
+"""The pool of ``num_proc=0``: the same work on one background thread of this process.
+
+For debuggers and tiny jobs. Synchronous functions run on the thread; asynchronous ones are
+awaited on the caller's loop. Nothing is pickled, and errors keep the live original.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import warnings
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from . import _codec
+from ._errors import PoolBroken, WorkerStartError, shorten
+from ._messages import Outcome
+from ._pool import Request
+from ._source import Facts, Split, is_async_function
+from ._threads import Helper
+from ._worker import Program, Terms, Worker, drive
+
+
+class InlinePool:
+    """One worker, in this process.
+
+    Parameters
+    ----------
+    shutdown_timeout
+        Seconds that closing waits for the call that the thread is in.
+    """
+
+    def __init__(self, program: Program, terms: Terms, shutdown_timeout: float) -> None:
+        self.broken: PoolBroken | None = None
+        self._hold = 1
+        self._shutdown_timeout = shutdown_timeout
+        self._loop = asyncio.get_running_loop()
+        self._thread = Helper("aioprefetch-worker")
+        self._context = contextvars.copy_context()
+        hop = self._hop if terms.is_async else None
+        self._worker = Worker(program, terms, 0, encode=_codec.Live, call=hop)
+        self._queue: deque[Request] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._closed: asyncio.Task[None] | None = None
+
+    async def start(self) -> Facts | None:
+        try:
+            facts: Facts | None = await self._do(self._worker.make_source())
+            if self._worker.is_async:
+                self._worker.call_through(self._hop)
+            await self._do(self._worker.open())
+            return facts
+        except Exception as error:
+            self.kill()
+            raise WorkerStartError(
+                "the background thread failed while running the source's function, reset_state() "
+                f"or worker_init_fn: {type(error).__name__}: {shorten(str(error), 500)}"
+            ) from error
+
+    def settle(self, split: Split | None, num_streams: int, hold: int) -> None:
+        self._hold = max(1, hold - 1) if self._worker.is_async else 1
+        self._worker.settle(split, num_streams)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue or self._running)
+
+    def pack(self, values: Sequence[Any]) -> _codec.Payload:
+        return _codec.Live(values)
+
+    def helper(self) -> Helper:
+        return self._thread
+
+    def submit(self, request: Request) -> None:
+        self._queue.append(request)
+        self._feed()
+
+    def forget(self, run: int) -> None:
+        kept = [request for request in self._queue if request.task.run != run]
+        self._queue.clear()
+        self._queue.extend(kept)
+        if not self._closing:
+            self._spawn(self._release(run))
+
+    def close(self) -> asyncio.Future[None]:
+        if self._closed is None:
+            self._closing = True
+            self._queue.clear()
+            self._closed = self._loop.create_task(self._end())
+        return self._closed
+
+    def kill(self) -> None:
+        self._closing = True
+        self._queue.clear()
+        self._thread.stop()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def abandon(self) -> None:
+        self.kill()
+
+    def _cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    def _feed(self) -> None:
+        while self._queue and len(self._running) < self._hold and not self._closing:
+            self._spawn(self._run(self._queue.popleft()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._feed()
+
+    async def _run(self, request: Request) -> None:
+        outcome: Outcome = await self._do(self._worker.run(1, request.task, request.payload.open()))
+        if not self._closing:
+            request.settle(outcome)
+
+    async def _release(self, run: int) -> None:
+        await self._do(self._worker.release(run))
+
+    async def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a step of the worker: here when it awaits, on the thread when it does not."""
+        if self._worker.is_async:
+            return await work
+        return await self._thread.call(self._context.run, drive, work)
+
+    async def _hop(self, function: Any, *args: Any) -> Any:
+        """Call a function of the user's where it belongs: the loop, or the thread."""
+        if is_async_function(function):
+            return await function(*args)
+        context = contextvars.copy_context()
+        return await self._thread.call(context.run, function, *args)
+
+    async def _end(self) -> None:
+        """Let what runs finish, then the worker's second half; warn of what is stuck."""
+        if self._worker.is_async:
+            self._cancel()
+        ending = self._loop.create_task(self._finish())
+        done, _ = await asyncio.wait([ending], timeout=self._shutdown_timeout)
+        if not done:
+            ending.cancel()
+            warnings.warn(
+                f"the background thread is still in {self._thread.where()} after "
+                f"{self._shutdown_timeout} s; it is left behind",
+                ResourceWarning,
+                stacklevel=2,
+            )
+        self._thread.stop()
+
+    async def _finish(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._do(self._worker.close())

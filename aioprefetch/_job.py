@@ -1,0 +1,133 @@
+"""A task while it is being done: where each call of the user's stands, and errors that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import Token
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import _seeds
+from ._arena import Page
+from ._errors import Stage, TaskError, shorten
+from ._messages import NO_STREAM, Task
+from ._place import Place, WorkerInfo, current
+
+_TEXT = 500  # characters of the original's text in a TaskError's
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What one worker's tasks have in common."""
+
+    info: WorkerInfo
+    seeds_globals: bool
+    replicates: bool
+    page: Page | None
+
+
+class Job:
+    """A task, its keys or items, and the places of its calls."""
+
+    def __init__(self, desk: Desk, ticket: int, task: Task, values: Sequence[Any]) -> None:
+        self.desk = desk
+        self.ticket = ticket
+        self.task = task
+        self.values = values
+        self.fetches = task.fetches  # until __getitems__ has fetched them all
+
+    def item(self, offset: int) -> _Around:
+        """Around the fetch and map of the item at ``offset``."""
+        return self._around_item(self.task.position + offset)
+
+    def reading(self, ordinal: int) -> _Around:
+        """Around the reading of a stream's item."""
+        return self._around_item(ordinal)
+
+    def batch(self, domain: Literal["group", "batch"]) -> _Around:
+        """Around a call for the whole batch: ``__getitems__`` or ``collate_fn``."""
+        task = self.task
+        place = (task.epoch, task.position, task.stream + 1)
+        key = _seeds.key_of(self.desk.info.seed, domain, *place)
+        return _Around(self, task.position, key)
+
+    def _around_item(self, position: int) -> _Around:
+        return _Around(self, position, self._item_key(position))
+
+    def _item_key(self, position: int) -> int:
+        task, seed = self.task, self.desk.info.seed
+        if task.stream == NO_STREAM:
+            return _seeds.key_of(seed, "item", task.epoch, position)
+        if self.desk.replicates:
+            return _seeds.key_of(seed, "replica", task.stream, position)
+        return _seeds.key_of(seed, "stream", task.epoch, task.stream, position)
+
+    def key(self, offset: int) -> Any:
+        """What names the item at ``offset``: its key, or its ordinal when it has none."""
+        return self.values[offset] if self.task.fetches else self.task.position + offset
+
+    def error(self, stage: Stage, cause: BaseException, index: Any = None) -> TaskError:
+        """A TaskError from ``cause``: of the item with key ``index``, or of the batch."""
+        cause = _unwrapped(cause)
+        task, worker = self.task, self.desk.info.id
+        which = "the batch" if index is None else f"item {shorten(index)}"
+        error = TaskError(
+            f"{which} failed in {stage}: {type(cause).__name__}: {_text(cause)} "
+            f"(batch {task.seq}, epoch {task.epoch}, worker {worker})",
+            index=index,
+            indices=self._keys(),
+            seq=task.seq,
+            epoch=task.epoch,
+            worker=worker,
+            stage=stage,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _keys(self) -> Sequence[Any]:
+        if self.task.fetches:
+            return self.values
+        first = self.task.position
+        return range(first, first + (len(self.values) or self.task.size))
+
+
+class _Around:
+    """Around calls of the user's: the place they stand at, the seeds, the item in hand."""
+
+    __slots__ = ("_job", "_key", "_position", "_record", "_token")
+
+    def __init__(self, job: Job, position: int, key: int) -> None:
+        self._job = job
+        self._position = position
+        self._key = key
+
+    def __enter__(self) -> None:
+        job, desk = self._job, self._job.desk
+        if desk.page is not None:
+            self._record = desk.page.begin(job.ticket, self._position)
+        place = Place(desk.info, job.task.epoch, self._position, self._key)
+        self._token: Token[Place] = current.set(place)
+        if desk.seeds_globals:
+            _seeds.seed_globals(self._key)
+
+    def __exit__(self, *exc: object) -> None:
+        current.reset(self._token)
+        page = self._job.desk.page
+        if page is not None:
+            page.end(self._record)
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    # A coroutine that StopIteration leaves raises RuntimeError from it (PEP 479).
+    cause = error.__cause__
+    if isinstance(error, RuntimeError) and isinstance(cause, StopIteration):
+        return cause
+    return error
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException as raised:
+        return f"<its text could not be made: {type(raised).__name__}>"
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"

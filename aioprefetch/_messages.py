@@ -1,0 +1,102 @@
+"""What crosses between parent and worker: one record for each thing that is said."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+NO_STREAM = -1
+
+
+class Task(NamedTuple):
+    """The work for one ``seq``: one batch, or one item when items are not batched.
+
+    Its keys or items travel beside it, as the payload of the message.
+    """
+
+    run: int  # the pass; a stream belongs to one
+    epoch: int
+    seq: int  # place in the order of delivery
+    position: int  # of its first item in the plan; in a stream, its ordinal there
+    size: int  # items planned
+    stream: int = NO_STREAM
+    fetches: bool = False  # the payload holds keys to be fetched, not items
+
+
+class Do(NamedTuple):
+    """Parent to worker: run this."""
+
+    ticket: int
+    task: Task
+
+
+class Settle(NamedTuple):
+    """Parent to worker, after its Hello: how the source is read."""
+
+    split: Any
+    num_streams: int
+
+
+class Release(NamedTuple):
+    """Parent to worker: this pass is over; close its streams."""
+
+    run: int
+
+
+class Goodbye(NamedTuple):
+    """Parent to worker: finish what is in hand, then end."""
+
+
+class Hello(NamedTuple):
+    """Worker to parent: ready, and what the source turned out to be."""
+
+    facts: Any
+
+
+class Refused(NamedTuple):
+    """Worker to parent: it cannot start."""
+
+    error: Any  # as `_codec.pack_error` gives it
+    doing: str
+
+
+class Done(NamedTuple):
+    """Worker to parent: what became of a task. The payload of a `Made` follows."""
+
+    ticket: int
+    outcome: Any
+
+
+class Made(NamedTuple):
+    """A batch was made."""
+
+    skipped: int  # items left out by on_error
+    payload: Any = None
+
+
+class Nothing(NamedTuple):
+    """Every item was left out: there is nothing to deliver."""
+
+    skipped: int
+
+
+class Ended(NamedTuple):
+    """The stream had no more to give."""
+
+    stream: int
+
+
+class Failed(NamedTuple):
+    """The task failed; ``ends`` when its stream ended with it."""
+
+    error: Any  # a TaskError, packed while it travels
+    ends: bool = False
+    skipped: int = 0
+
+
+class Lost(NamedTuple):
+    """Stands in a payload for an item that could not be handed over."""
+
+    error: Exception
+
+
+Outcome = Made | Nothing | Ended | Failed

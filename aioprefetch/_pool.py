@@ -1,0 +1,487 @@
+"""A pool: workers, and who of them does what.
+
+    window ──submit──> queue ──give──> lane ──> worker
+       ▲                                 │
+       └────────settle── request <──done─┘
+
+The loop alone touches the queues. The keeper thread ships the source, starts, joins and
+reaps. A request is settled exactly once: with its outcome, or with its worker's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import process
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol
+
+from . import _codec, _serve
+from ._arena import Shipment
+from ._errors import PoolBroken, WorkerDied, WorkerStartError, describe_exit, shorten
+from ._lane import Lane
+from ._messages import NO_STREAM, Ended, Failed, Outcome, Refused, Release, Settle, Task
+from ._source import Facts, Split
+from ._threads import Helper
+from ._worker import Program, Terms
+
+START_DEADLINE = 300.0  # seconds for all workers to load the source and say hello
+GRACE = 0.3  # seconds for workers to end by themselves when nobody waits for them
+
+_GUARD_HINT = (
+    "If the script starts workers when it is imported, put that under "
+    "`if __name__ == '__main__':`, since each worker imports the main module"
+)
+
+
+class Request:
+    """The future of one task: made by the window, settled once by the pool."""
+
+    __slots__ = ("_settled", "outcome", "payload", "task")
+
+    def __init__(
+        self, task: Task, payload: _codec.Payload, settled: Callable[[Request], None]
+    ) -> None:
+        self.task = task
+        self.payload = payload
+        self.outcome: Outcome | None = None
+        self._settled = settled
+
+    def settle(self, outcome: Outcome) -> None:
+        if self.outcome is not None:
+            raise RuntimeError(f"batch {self.task.seq} has two outcomes: {self.outcome}, {outcome}")
+        self.outcome = outcome
+        self._settled(self)
+
+    def keys(self) -> Sequence[Any]:
+        """What names its items: their keys, or their ordinals where they have none."""
+        task = self.task
+        if task.fetches:
+            return self.payload.open()  # type: ignore[no-any-return]
+        if task.stream != NO_STREAM:  # they are numbered where they are read
+            return ()
+        return range(task.position, task.position + task.size)
+
+    def key_at(self, position: int) -> Any:
+        """What names the item at a position of the plan."""
+        return self.keys()[position - self.task.position] if self.task.fetches else position
+
+
+class Pool(Protocol):
+    """What a window needs of workers; every engine offers it."""
+
+    @property
+    def broken(self) -> PoolBroken | None:
+        """Set for good once no worker is left."""
+
+    async def start(self) -> Facts | None:
+        """Bring the workers up; gives the facts of a source that a function made there."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unsettled."""
+
+    def settle(self, split: Split | None, num_streams: int, hold: int) -> None:
+        """Tell the workers how the source is read; each holds ``hold`` tasks at most."""
+
+    def pack(self, values: Sequence[Any]) -> _codec.Payload:
+        """Keys or items as they travel. Any thread; raises SerializationError."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it is settled, whatever happens, unless the pool is closed."""
+
+    def forget(self, run: int) -> None:
+        """A pass is over: drop what of it is not started, close its streams."""
+
+    def helper(self) -> Helper:
+        """The thread that reads synchronous samplers and sources in this process."""
+
+    def close(self) -> asyncio.Future[None]:
+        """End the workers; done within the shutdown time-out."""
+
+    def kill(self) -> None:
+        """End the workers now; any thread."""
+
+    def abandon(self) -> None:
+        """As a finalizer may: nobody waits, any thread, any lock."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How many workers, of which kind."""
+
+    context: BaseContext
+    num_proc: int
+    worker_threads: int | None
+    shutdown_timeout: float
+
+
+class ProcessPool:
+    """Worker processes, one lane each."""
+
+    def __init__(self, program: Program, terms: Terms, crew: Crew) -> None:
+        refuse_to_start_in_a_starting_worker()
+        self.broken: PoolBroken | None = None
+        self._program = program
+        self._terms = terms
+        self._crew = crew
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._keeper = Helper("aioprefetch-keeper")
+        self._helper: Helper | None = None
+        self._shipment: Shipment | None = None
+        self._lanes = [Lane(n, self._keeper, self) for n in range(crew.num_proc)]
+        self._queue: deque[Request] = deque()
+        self._pinned: list[deque[Request]] = [deque() for _ in self._lanes]
+        self._held: list[dict[int, Request]] = [{} for _ in self._lanes]
+        self._hold = 2  # tasks that a worker runs at once, and one more for a blocked loop
+        self._warm: set[int] = set()  # lanes that have finished a task
+        self._deaths: dict[int, WorkerDied] = {}
+        self._tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
+        self._facts: Facts | None = None
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        _pools.add(self)
+
+    # Starting
+
+    async def start(self) -> Facts | None:
+        """Ship the source, start every worker, wait for their hellos.
+
+        Raises
+        ------
+        SerializationError
+            The source or a function cannot be pickled.
+        WorkerStartError
+            A worker did not come up.
+        """
+        try:
+            await self._keeper.call(self._launch)
+            for lane in self._lanes:
+                lane.attach(self._loop)
+            if self._closing:
+                self.kill()
+            await self._all_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self._facts
+
+    def _launch(self) -> None:
+        crew = self._crew
+        launched: list[Lane] = []
+        try:
+            check_descriptors(crew.num_proc)
+            self._shipment = Shipment(_codec.encode_source(self._program))
+            for lane in self._lanes:
+                if self._closing:
+                    raise WorkerStartError("closed while the workers were starting")
+                lane.launch(crew.context, self._terms, crew.worker_threads, self._shipment)
+                launched.append(lane)
+        except BaseException as error:
+            self._lanes = launched
+            for lane in launched:
+                lane.kill()
+                lane.wait(None)
+                lane.abandoned()
+            if isinstance(error, OSError):
+                raise WorkerStartError(
+                    f"worker {len(launched)} of {crew.num_proc} could not be started: {error}"
+                ) from error
+            raise
+
+    async def _all_ready(self) -> None:
+        if not self._lanes:
+            return
+        done, _ = await asyncio.wait([self._ready], timeout=START_DEADLINE)
+        if not done:
+            waiting = [lane.number for lane in self._lanes if not lane.ready]
+            raise WorkerStartError(
+                f"workers {waiting} were not ready after {START_DEADLINE:.0f} s: loading the "
+                f"source, or worker_init_fn, hangs or takes too long. {_GUARD_HINT}"
+            )
+        self._ready.result()
+
+    def lane_ready(self, lane: Lane, facts: Facts | None) -> None:
+        self._facts = self._facts or facts
+        if all(lane.ready for lane in self._lanes) and not self._ready.done():
+            self._ready.set_result(None)
+
+    def lane_refused(self, lane: Lane, refused: Refused) -> None:
+        cause = _codec.unpack_error(refused.error)
+        error = WorkerStartError(
+            f"worker {lane.number} failed while {refused.doing}: "
+            f"{type(cause).__name__}: {shorten(str(cause), 500)}"
+        )
+        error.__cause__ = cause
+        self._fail_start(error)
+
+    def _fail_start(self, error: BaseException) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # whoever starts may have gone
+
+    def settle(self, split: Split | None, num_streams: int, hold: int) -> None:
+        self._hold = hold
+        for lane in self._lanes:
+            lane.say(Settle(split, num_streams))
+
+    # Work
+
+    @property
+    def busy(self) -> bool:
+        return any((self._queue, *self._pinned, *self._held))
+
+    def pack(self, values: Sequence[Any]) -> _codec.Payload:
+        return _codec.Parcel(_codec.encode(values))
+
+    def helper(self) -> Helper:
+        if self._helper is None:
+            self._helper = Helper("aioprefetch-reader")
+        return self._helper
+
+    def submit(self, request: Request) -> None:
+        stream = request.task.stream
+        if stream == NO_STREAM:
+            self._queue.append(request)
+            self._feed()
+            return
+        number = stream % len(self._lanes)
+        if number in self._deaths:
+            request.settle(self._died(request, self._deaths[number]))
+            return
+        self._pinned[number].append(request)
+        self._feed_lane(self._lanes[number])
+
+    def forget(self, run: int) -> None:
+        for queue in (self._queue, *self._pinned):
+            kept = [request for request in queue if request.task.run != run]
+            queue.clear()
+            queue.extend(kept)
+        for lane in self._lanes:
+            lane.say(Release(run))
+
+    def _feed(self) -> None:
+        while self._queue:
+            free = [lane for lane in self._lanes if self._room(lane)]
+            if not free:
+                return
+            lane = min(free, key=lambda lane: len(self._held[lane.number]))
+            self._give(lane, self._queue.popleft())
+
+    def _feed_lane(self, lane: Lane) -> None:
+        pinned = self._pinned[lane.number]
+        while pinned and self._room(lane):
+            self._give(lane, pinned.popleft())
+
+    def _room(self, lane: Lane) -> bool:
+        # The one task more waits behind what runs, so it goes only to a worker that has
+        # shown that it finishes.
+        hold = self._hold if lane.number in self._warm else self._hold - 1
+        return not lane.dead and len(self._held[lane.number]) < hold
+
+    def _give(self, lane: Lane, request: Request) -> None:
+        ticket = next(self._tickets)
+        self._held[lane.number][ticket] = request
+        lane.give(ticket, request.task, request.payload)
+
+    def lane_done(self, lane: Lane, ticket: int, outcome: Any) -> None:
+        request = self._held[lane.number].pop(ticket)
+        self._warm.add(lane.number)
+        self._feed_lane(lane)
+        self._feed()
+        if self._closing:
+            return
+        if type(outcome) is Failed:
+            outcome = outcome._replace(error=_codec.unpack_error(outcome.error))
+        request.settle(outcome)
+
+    # Death
+
+    def lane_dead(self, lane: Lane) -> None:
+        """The lane is buried: its exit code is known and its descriptors are closed."""
+        if not self._closing:
+            self._lost(lane)
+        self._check_closed()
+
+    def _lost(self, lane: Lane) -> None:
+        what = f"worker {lane.number} (pid {lane.pid}) {describe_exit(lane.exitcode)}"
+        if not lane.ready:
+            self._fail_start(WorkerStartError(f"{what} before it was ready. {_GUARD_HINT}"))
+            return
+        death = self._deaths[lane.number] = WorkerDied(what, worker=lane.number, stage="fetch")
+        death.pid, death.exitcode = lane.pid, lane.exitcode
+        if len(self._deaths) == len(self._lanes):
+            self.broken = PoolBroken(f"no worker is left: {what} last")
+            self.broken.__cause__ = death
+        held = self._held[lane.number]
+        unfinished = [*held.items(), *((0, request) for request in self._pinned[lane.number])]
+        held.clear()
+        self._pinned[lane.number].clear()
+        self._settle_dead(lane, unfinished, death)
+        self._feed()
+
+    def _settle_dead(
+        self, lane: Lane, unfinished: list[tuple[int, Request]], death: WorkerDied
+    ) -> None:
+        told: set[tuple[int, int]] = set()
+        for ticket, request in unfinished:
+            place = (request.task.run, request.task.stream)
+            if request.task.stream != NO_STREAM and place in told:
+                request.settle(Ended(request.task.stream))
+                continue
+            told.add(place)
+            positions = [item.position for item in lane.hand if item.ticket == ticket]
+            request.settle(self._died(request, death, positions))
+
+    def _died(self, request: Request, death: WorkerDied, positions: Sequence[int] = ()) -> Failed:
+        """The death as the error of one unfinished task, of the one item in hand if it was one."""
+        task, keys = request.task, request.keys()
+        index = request.key_at(positions[0]) if len(positions) == 1 else None
+        at = "" if index is None else f" at item {shorten(index)}"
+        error = WorkerDied(
+            f"{death}{at} (batch {task.seq}, epoch {task.epoch})",
+            index=index,
+            indices=keys,
+            seq=task.seq,
+            epoch=task.epoch,
+            worker=death.worker,
+            stage="fetch" if task.stream == NO_STREAM else "iterate",
+        )
+        error.pid, error.exitcode = death.pid, death.exitcode
+        return Failed(error, ends=task.stream != NO_STREAM)
+
+    # Closing
+
+    def close(self) -> asyncio.Future[None]:
+        if not self._closing:
+            self._begin_closing()
+            for lane in self._lanes:
+                lane.say_goodbye()
+            self._timer = self._loop.call_later(self._crew.shutdown_timeout, self._kill_lanes)
+            self._check_closed()
+        return self._closed
+
+    def kill(self) -> None:
+        self._begin_closing()
+        self._kill_lanes()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._check_closed)
+            return
+        self._keeper.post(self._reap)
+
+    def abandon(self) -> None:
+        if os.getpid() != self._pid:  # a fork of the process that the workers belong to
+            return
+        self._closing = True
+        for lane in self._lanes:
+            lane.hang_up()
+        self._keeper.post(self._reap)
+
+    def _begin_closing(self) -> None:
+        self._closing = True
+        self._queue.clear()
+
+    def _kill_lanes(self) -> None:
+        for lane in self._lanes:
+            lane.hang_up()
+            lane.kill()
+
+    def _check_closed(self) -> None:
+        if self._closing and all(lane.buried for lane in self._lanes):
+            self._release()
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    def _release(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._shipment is not None:
+            self._shipment.close()
+        if self._helper is not None:
+            self._helper.stop()
+        self._keeper.stop()
+        _pools.discard(self)
+
+    def _reap(self) -> None:
+        """On the keeper, with nobody waiting: a short grace, then SIGKILL."""
+        self._end_lanes()
+        for lane in self._lanes:
+            lane.abandoned()
+        try:
+            self._loop.call_soon_threadsafe(self._check_closed)
+        except RuntimeError:
+            self._timer = None
+            self._release()
+
+    def _end_lanes(self) -> None:
+        deadline = time.monotonic() + GRACE
+        for lane in self._lanes:
+            lane.wait(max(0.0, deadline - time.monotonic()))
+        for lane in self._lanes:
+            lane.kill()
+        for lane in self._lanes:
+            lane.wait(1.0)
+
+    def end_at_exit(self) -> None:
+        """The interpreter is about to join every thread: nothing of ours may keep it."""
+        if os.getpid() != self._pid:
+            return
+        for lane in self._lanes:
+            lane.hang_up()
+        self._end_lanes()
+        for lane in self._lanes:
+            lane.free_at_exit()
+
+
+def check_descriptors(num_proc: int) -> None:
+    """Fail before the first worker, not at the one that meets the limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 16 * num_proc + 64
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise WorkerStartError(
+            f"{num_proc} workers need up to {needed} file descriptors and this process may have "
+            f"{limit}: raise it (ulimit -n {needed}) or lower num_proc"
+        )
+
+
+def refuse_to_start_in_a_starting_worker() -> None:
+    """A worker that imports the script which starts workers must not start its own."""
+    starting = getattr(process.current_process(), "_inheriting", False)
+    if starting or _serve.loading:
+        raise RuntimeError(
+            "a worker was about to start workers of its own while it imported the program. "
+            + _GUARD_HINT
+        )
+    if _serve.depth >= _serve.MAX_DEPTH:
+        raise RuntimeError(
+            f"workers inside of workers, {_serve.depth} deep: a source that starts its own "
+            "Prefetcher contains itself"
+        )
+
+
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+
+
+def _end_all_at_exit() -> None:
+    for pool in list(_pools):
+        pool.end_at_exit()
+
+
+# Later hooks (atexit, finalizers) come after the executors' threads are joined: too late for
+# a worker that is stuck.
+threading._register_atexit(_end_all_at_exit)  # type: ignore[attr-defined]

@@ -1,0 +1,347 @@
+"""The public handles: a Prefetcher, and an iterator over one of its passes."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from types import TracebackType
+from typing import Any, Literal
+
+from ._config import Config
+from ._session import Cursor, Iteration, Session, length_of_epoch, outlast
+from ._source import Split, describe
+
+
+class Prefetcher:
+    """Read, transform and batch a dataset in worker processes, and iterate it with ``async for``.
+
+    One ``async for`` is one epoch. Opened with ``async with``, its workers live until the
+    block ends; not opened, they belong to the iteration and end with it.
+
+    Parameters
+    ----------
+    source
+        A map-style dataset, an iterable or async iterable, a generator function, or a
+        function without arguments that returns one of these.
+    map_fn
+        Called with each item after it is fetched; may be ``async def``.
+    batch_size
+        Items a batch; None delivers each item as it is.
+    drop_last
+        Leave out a last batch that is short; of iterable sources, each stream's.
+    collate_fn
+        Makes a batch of a list of items, in the worker; by default arrays are stacked. With
+        ``batch_size=None`` it is called on each item.
+    shuffle
+        Deliver the indices of a map-style source in an order drawn from seed and epoch.
+    sampler
+        Iterable or async iterable of keys, read in this process off the event loop.
+    batch_sampler
+        The same of lists of keys, one list a batch.
+    seed
+        Of all that is random, 0 to 2**64 - 1; None draws one.
+    split
+        Who iterates an iterable source: "parent", "shard", "worker" or "replicate"; None
+        chooses by the source.
+    num_shards
+        Streams that a source with ``shard`` is read as; by default as many as workers.
+    num_proc
+        Worker processes; 0 works on one background thread of this process.
+    mp_context
+        Start method or multiprocessing context; by default "forkserver", else "spawn".
+    worker_init_fn
+        Called once in each worker with its id before its first task; may be async, or a
+        generator whose second half runs at the end. Its value is ``worker_info().state``.
+    worker_threads
+        Threads of BLAS and OpenMP libraries in each worker; None leaves them alone.
+    concurrency
+        Items that a worker has in flight at once where functions are async.
+    num_prefetch
+        Batches requested and not yet delivered, at most; by default four a worker, and more
+        where items are delivered alone or awaited.
+    ordered
+        Deliver in the order of the plan; False delivers as completed.
+    on_error
+        "raise", "skip", or a function that is given the TaskError in the worker and returns
+        what takes the item's place.
+    shutdown_timeout
+        Seconds that closing waits for what is in hand before workers are killed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument, or a combination, that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        map_fn: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        shuffle: bool = False,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        seed: int | None = 0,
+        split: Split | None = None,
+        num_shards: int | None = None,
+        num_proc: int = 1,
+        mp_context: str | BaseContext | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        worker_threads: int | None = 1,
+        concurrency: int = 16,
+        num_prefetch: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise", "skip"] | Callable[..., Any] = "raise",
+        shutdown_timeout: float = 5.0,
+    ) -> None:
+        self._config = Config(
+            source=source,
+            map_fn=map_fn,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+            split=split,
+            num_shards=num_shards,
+            num_proc=num_proc,
+            mp_context=mp_context,
+            worker_init_fn=worker_init_fn,
+            worker_threads=worker_threads,
+            concurrency=concurrency,
+            num_prefetch=num_prefetch,
+            ordered=ordered,
+            on_error=on_error,
+            shutdown_timeout=shutdown_timeout,
+        )
+        self._cursor = Cursor()
+        self._session: Session | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._live: Iteration | None = None
+
+    # Iterating
+
+    def __aiter__(self) -> PrefetchIterator:
+        """Begin the next epoch; an iteration that is still open is superseded by it.
+
+        Raises
+        ------
+        RuntimeError
+            The source is an iterator and has been read.
+        """
+        if self._config.facts.one_shot:
+            if self._cursor.spent:
+                raise RuntimeError(
+                    f"{self._config.facts.name} is an iterator and has been read: give an iterable "
+                    "that can be read again, or the function that makes it"
+                )
+            self._cursor.spent = True
+        if self._live is not None:
+            self._live.supersede()
+        session = self._session if self._session is not None and self._session.started else None
+        make_session = None if session is not None else self._make_session
+        self._live = Iteration(self._cursor, session, make_session)
+        return PrefetchIterator(self, self._live)
+
+    @property
+    def _make_session(self) -> Callable[[], Session]:
+        # Bound to the configuration, not to the handle: an iteration must not keep it alive.
+        config, cursor = self._config, self._cursor
+        return lambda: Session(config, cursor)
+
+    def __len__(self) -> int:
+        """Batches in an epoch.
+
+        Raises
+        ------
+        TypeError
+            The length is not known: the source or sampler has none, a function makes the
+            source, or it is read as several streams.
+        """
+        facts = self._config.facts
+        if self._session is not None and self._session.started:
+            facts = self._session.facts
+        elif facts.kind != "factory":
+            facts = describe(self._config.source)
+        length = None if facts.kind == "factory" else length_of_epoch(self._config, facts)
+        if length is None:
+            raise TypeError(f"an epoch of {facts.name} has no known length")
+        return length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one; an open iteration goes on as it is.
+
+        Raises
+        ------
+        ValueError
+            It is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must be 0 or more, not {epoch}")
+        self._cursor.chosen = epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is open or was left unfinished, else the next one."""
+        cursor = self._cursor
+        if cursor.chosen is not None and (self._live is None or self._live.over):
+            return cursor.chosen
+        return cursor.epoch
+
+    @property
+    def delivered(self) -> int:
+        """Batches handed over in the open pass, or in the last one."""
+        return self._cursor.delivered
+
+    @property
+    def skipped(self) -> int:
+        """Items that ``on_error`` left out in the open pass, or in the last one."""
+        return self._cursor.skipped
+
+    # Opening and closing
+
+    async def start(self) -> None:
+        """Start the workers, and keep them until `aclose`.
+
+        Cancelled, it ends what it has started before it lets the cancellation through.
+
+        Raises
+        ------
+        SerializationError
+            The source or a function cannot be sent to a worker.
+        WorkerStartError
+            A worker did not come up.
+        """
+        if self._session is None:
+            self._session = Session(self._config, self._cursor)
+            self._finalizer = weakref.finalize(self, self._session.abandon)
+            self._finalizer.atexit = False
+        session = self._session
+        try:
+            await session.start()
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                session.kill()
+            if self._session is session:
+                self._forget_session()
+            await outlast(session.close())
+            raise
+
+    async def aclose(self) -> None:
+        """End the workers; done within ``shutdown_timeout``, cancelled or not.
+
+        What is not started is dropped, an item in hand is finished. An open iteration gets a
+        RuntimeError. May be called again, and the Prefetcher may be opened again.
+        """
+        session = self._forget_session()
+        if session is not None:
+            await outlast(session.close())
+        elif self._live is not None:
+            await self._live.close_from_outside()
+
+    def kill(self) -> None:
+        """End the workers at once, whatever they do. Needs no event loop; any thread."""
+        session = self._forget_session()
+        if session is not None:
+            session.kill()
+        elif self._live is not None:
+            self._live.kill()
+
+    def _forget_session(self) -> Session | None:
+        session, self._session = self._session, None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+        return session
+
+    async def __aenter__(self) -> Prefetcher:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # As a source of another
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shard" and callable(getattr(self.__dict__["_config"].source, "shard", None)):
+            return self._shard
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _shard(self, num_shards: int, index: int) -> Prefetcher:
+        arguments = self._config.arguments()
+        source = arguments.pop("source").shard(num_shards=num_shards, index=index)
+        return Prefetcher(source, **arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._session is not None:
+            raise TypeError("a Prefetcher that is open cannot be pickled: close it first")
+        return _rebuild, (self._config.arguments(),)
+
+    def __repr__(self) -> str:
+        state = "open" if self._session is not None else "not open"
+        return f"<Prefetcher of {self._config.facts.name}, {state}, epoch {self.epoch}>"
+
+
+def _rebuild(arguments: dict[str, Any]) -> Prefetcher:
+    return Prefetcher(arguments.pop("source"), **arguments)
+
+
+class PrefetchIterator:
+    """One epoch of a Prefetcher; made by iterating it.
+
+    Several tasks may share one: each batch goes to exactly one of them.
+    """
+
+    def __init__(self, prefetcher: Prefetcher, iteration: Iteration) -> None:
+        self._prefetcher = prefetcher  # alive as long as it is iterated
+        self._iteration = iteration
+        finalizer = weakref.finalize(self, iteration.abandon)
+        finalizer.atexit = False
+
+    def __aiter__(self) -> PrefetchIterator:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next batch. Cancelling it, by a time-out too, loses nothing.
+
+        Raises
+        ------
+        TaskError
+            This batch failed; the next call goes on.
+        PoolBroken
+            No worker is left.
+        RuntimeError
+            The Prefetcher was closed, or another iteration of it has begun.
+        SerializationError, WorkerStartError
+            The workers, started by the first call where the Prefetcher is not open, did not
+            come up.
+        """
+        return await self._iteration.next()
+
+    async def aclose(self) -> None:
+        """End this pass; from then on the iteration has ended."""
+        await self._iteration.aclose()
+
+    async def __aenter__(self) -> PrefetchIterator:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

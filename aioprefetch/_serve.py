@@ -1,0 +1,326 @@
+"""A worker process, from its first line to its last.
+
+The executor's initializer only stores the kit, so it cannot fail. Everything else happens in
+`serve`, the one call that the executor is given: its first message is Hello or Refused, and
+from then on tasks come and outcomes go on the worker's private channel.
+
+However the parent ends, the worker does: the end of the channel without a Goodbye, or the
+deadman, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import parent_process, reduction
+from typing import Any
+
+import threadpoolctl
+
+from . import _codec
+from ._arena import Extent, Page, open_shipment
+from ._errors import TaskError
+from ._messages import Do, Done, Failed, Goodbye, Hello, Made, Outcome, Refused, Release, Settle
+from ._source import Facts
+from ._wire import BlockingChannel, Channel, Frame, Segment
+from ._worker import Program, Terms, Worker, drive
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+MAX_DEPTH = 4  # pools in workers of pools: a source that starts itself must not fork for ever
+
+loading = False  # whether this process is a worker that imports what it is to run
+depth = 0  # how many pools this process is inside of
+
+_THREAD_LIMITS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+class _Descriptor:
+    """A descriptor that travels to the worker in the arguments of its process."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.fd),)
+
+
+def _received(handed: Any) -> _Descriptor:
+    return _Descriptor(handed.detach())
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a worker starts with."""
+
+    number: int
+    terms: Terms
+    worker_threads: int | None
+    depth: int
+    channel: Any  # descriptor of its end
+    deadman: Any  # descriptor of the reading end
+    page: Any
+    page_records: int
+    source: Any  # descriptor of the shipment
+    extents: Sequence[Extent]
+
+
+def descriptor(fd: int) -> Any:
+    return _Descriptor(fd)
+
+
+_kit: Kit | None = None
+
+
+def equip(kit: Kit) -> None:
+    """The executor's initializer."""
+    global _kit
+    _kit = kit
+
+
+def serve() -> None:
+    """Be a worker until the parent says goodbye or is gone."""
+    assert _kit is not None
+    with socket.socket(fileno=_kit.channel.fd) as sock:
+        _serve_on(sock, _kit)
+
+
+def _serve_on(sock: socket.socket, kit: Kit) -> None:
+    channel = BlockingChannel(sock)
+    start = _Start()
+    try:
+        worker = start.make_worker(kit)
+        start.doing = "running the function given as the source"
+        facts = None if worker.is_async else drive(worker.make_source())
+    except BaseException as error:
+        _refuse(channel, error, start.doing)
+        return
+    if worker.is_async:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_Conversation(worker, sock, channel, facts).hold())
+    else:
+        _converse(worker, channel, facts)
+
+
+class _Start:
+    """How far a worker has come, for the error that says so."""
+
+    doing = "setting itself up"
+
+    def make_worker(self, kit: Kit) -> Worker:
+        _settle_in(kit)
+        self.doing = "loading the source and functions"
+        program = _load(kit)
+        page = Page(kit.page.fd, kit.page_records)
+        return Worker(program, kit.terms, kit.number, encode=_codec.encode, page=page)
+
+
+_OPENING = "running the source's reset_state() or worker_init_fn"
+
+
+def _refuse(channel: BlockingChannel, error: BaseException, doing: str) -> None:
+    with suppress(OSError):
+        channel.send(_codec.encode(Refused(_codec.pack_error(error), doing)))
+        _await_end(channel)
+
+
+def _await_end(channel: BlockingChannel) -> None:
+    with suppress(EOFError, OSError):
+        while not isinstance(_codec.decode(channel.receive()[:1]), Goodbye):
+            pass
+
+
+# Setting up
+
+
+def _settle_in(kit: Kit) -> None:
+    global depth
+    depth = kit.depth
+    _lead_a_group()
+    _reset_signals()
+    _arm_deadman(kit.deadman.fd)
+    _limit_threads(kit.worker_threads)
+
+
+def _lead_a_group() -> None:
+    if hasattr(os, "setpgid"):
+        with suppress(OSError):
+            os.setpgid(0, 0)  # its children are killed with it, and ^C reaches the parent alone
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)  # a forked worker must not wake the parent's loop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _arm_deadman(fd: int) -> None:
+    """Have this worker's group killed when the parent, the only writer, is gone."""
+    set_signal = getattr(fcntl, "F_SETSIG", None)
+    if set_signal is None:
+        threading.Thread(target=_watch_parent, name="aioprefetch-deadman", daemon=True).start()
+        return
+    # The kernel kills, so it works while C code holds the interpreter, and for the children.
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(fd, set_signal, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if poll.poll(0):  # it went before the deadman was armed
+        os._exit(1)
+
+
+def _watch_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _limit_threads(limit: int | None) -> None:
+    if limit is None:
+        return
+    # The environment is for libraries to come, the call for those that are here.
+    os.environ.update(dict.fromkeys(_THREAD_LIMITS, str(limit)))
+    threadpoolctl.threadpool_limits(limit)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(limit)
+
+
+def _load(kit: Kit) -> Program:
+    global loading
+    loading = True
+    try:
+        program: Program = _codec.decode(open_shipment(kit.source.fd, kit.extents))
+    finally:
+        loading = False
+    _codec.remember_received_classes()
+    _limit_threads(kit.worker_threads)  # for what the source has imported
+    return program
+
+
+# Conversing
+
+
+def _converse(worker: Worker, channel: BlockingChannel, facts: Facts | None) -> None:
+    """Tasks one after another, until Goodbye; the end without one is the parent's death."""
+    try:
+        drive(worker.open())
+    except BaseException as error:
+        _refuse(channel, error, _OPENING)
+        return
+    channel.send(_codec.encode(Hello(facts)))
+    try:
+        while True:
+            frame = channel.receive()
+            message = _codec.decode(frame[:1])
+            if type(message) is Do:
+                channel.send(drive(_answer(worker, message, frame[1:])))
+            elif type(message) is Settle:
+                worker.settle(message.split, message.num_streams)
+            elif type(message) is Release:
+                drive(worker.release(message.run))
+            else:
+                break
+    except (EOFError, OSError):
+        os._exit(1)
+    drive(worker.close())
+
+
+async def _answer(worker: Worker, message: Do, payload: Sequence[Segment]) -> Frame:
+    ticket, task = message
+    try:
+        values = _codec.decode(payload) if payload else ()
+    except BaseException as error:  # a __setstate__ of the user's
+        return _frame(ticket, worker.cannot_read(ticket, task, error))
+    return _frame(ticket, await worker.run(ticket, task, values))
+
+
+def _frame(ticket: int, outcome: Outcome) -> Frame:
+    payload: Frame = []
+    if type(outcome) is Made:
+        payload = outcome.payload
+        outcome = outcome._replace(payload=None)
+    elif type(outcome) is Failed:
+        assert isinstance(outcome.error, TaskError)
+        outcome = outcome._replace(error=_codec.pack_error(outcome.error))
+    return [*_codec.encode(Done(ticket, outcome)), *payload]
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.SelectorEventLoop()  # the one that watches sockets, on every platform
+    return uvloop.new_event_loop()
+
+
+class _Conversation:
+    """The same on a loop, for functions that are awaited: tasks overlap."""
+
+    def __init__(
+        self, worker: Worker, sock: socket.socket, start: BlockingChannel, facts: Facts | None
+    ) -> None:
+        self._worker = worker
+        self._sock = sock
+        self._start = start
+        self._facts = facts
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._goodbye = asyncio.Event()
+        self._channel: Channel | None = None
+
+    async def hold(self) -> None:
+        try:
+            facts = await self._worker.make_source() or self._facts
+            await self._worker.open()
+        except BaseException as error:
+            _refuse(self._start, error, _OPENING)
+            return
+        self._start.send(_codec.encode(Hello(facts)))
+        loop = asyncio.get_running_loop()
+        self._channel = Channel(loop, self._sock, self._hear, lambda: os._exit(1))
+        await self._goodbye.wait()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._channel.detach()
+        await self._worker.close()
+
+    def _hear(self, frame: Frame) -> None:
+        message = _codec.decode(frame[:1])
+        if type(message) is Do:
+            self._begin(self._reply(message, frame[1:]))
+        elif type(message) is Settle:
+            self._worker.settle(message.split, message.num_streams)
+        elif type(message) is Release:
+            self._begin(self._worker.release(message.run))
+        else:
+            self._goodbye.set()
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, message: Do, payload: Sequence[Segment]) -> None:
+        frame = await _answer(self._worker, message, payload)
+        assert self._channel is not None
+        self._channel.send(frame)

@@ -1,0 +1,508 @@
+"""Workers up for one Prefetcher, from start to close, and the passes over the data.
+
+These are the cores of the public handles: the loop, the futures and the workers know them,
+and they never know the handles, so that dropping a handle ends what it stood for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+
+from . import _seeds
+from ._config import Config, keys_length
+from ._errors import PoolBroken, TaskError
+from ._feed import Feed
+from ._inline import InlinePool
+from ._messages import Failed, Made, Nothing
+from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
+from ._pool import Crew, Pool, ProcessPool, Request
+from ._source import Facts, Split, describe, is_async_function
+from ._window import Window
+
+_BREATH = 0.001  # seconds of ready batches after which other tasks are let run
+
+
+@dataclass
+class Cursor:
+    """Where a Prefetcher stands: the epoch of the open or next pass, and its counts."""
+
+    epoch: int = 0
+    delivered: int = 0
+    skipped: int = 0
+    begun: bool = False  # whether the epoch's pass has begun
+    chosen: int | None = None  # the epoch that set_epoch asked for
+    spent: bool = False  # whether a source that can be read once has been
+
+    def begin(self) -> int:
+        """The epoch of a pass that begins now."""
+        if self.chosen is not None:
+            self.epoch, self.chosen = self.chosen, None
+        elif self.begun:
+            self.epoch += 1
+        self.begun = True
+        self.delivered = self.skipped = 0
+        return self.epoch
+
+    def finish(self) -> None:
+        self.epoch += 1
+        self.begun = False
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Wait for ``future`` through every cancellation, then let the cancellation through.
+
+    For waits that end by themselves within a deadline.
+    """
+    cancelled: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    future.result()
+
+
+class Session:
+    """Workers up for one configuration, and what was learnt of the source."""
+
+    def __init__(self, config: Config, cursor: Cursor) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.cursor = cursor
+        self.started = False
+        self._config = config
+        self._pid = os.getpid()
+        self._seed = _seeds.draw_seed() if config.seed is None else config.seed
+        self._runs = itertools.count()
+        self._source = config.source
+        self._facts = config.facts
+        self._split: Split | None = None
+        self._carried: tuple[int, StreamPlan, Window] | None = None  # replicas between passes
+        self._chores: set[asyncio.Task[None]] = set()
+        self._feed: Feed | None = None
+        self._live: Iteration | None = None
+        self._pool = self._make_pool()
+        self._starting = self.loop.create_task(self._start())
+        self._starting.add_done_callback(_retrieve)
+        self._closing: asyncio.Task[None] | None = None
+
+    # Starting
+
+    def _make_pool(self) -> Pool:
+        config = self._config
+        if self._facts.kind == "iterable":
+            self._split = config.split_of(self._facts)
+        elif self._facts.kind == "factory":
+            self._split = config.split
+        program, terms = config.program(self._split), config.terms(self._split, self._seed)
+        if config.num_proc == 0:
+            return InlinePool(program, terms, config.shutdown_timeout)
+        crew = Crew(
+            config.context(), config.num_proc, config.worker_threads, config.shutdown_timeout
+        )
+        return ProcessPool(program, terms, crew)
+
+    async def start(self) -> None:
+        """Wait for the workers; the start itself goes on when this is cancelled."""
+        if not self._starting.done():
+            await asyncio.wait([self._starting])
+        self._starting.result()
+
+    async def _start(self) -> None:
+        try:
+            facts = await self._pool.start()
+            if self._facts.kind == "factory":
+                await self._learn(facts)
+            split = self._split
+            streams = 0 if split is None else self._config.num_streams(self._facts, split)
+            hold = self._config.hold(is_async=self._is_async)
+            self._pool.settle(split, streams, hold)
+        except BaseException:
+            self._pool.kill()
+            await self._pool.close()
+            raise
+        self.started = True
+
+    async def _learn(self, facts: Facts | None) -> None:
+        """What the source is that a function made, here or in the workers."""
+        if facts is not None:
+            self._facts = facts
+            self._config.check_facts(facts)
+            self._split = None if facts.kind == "map" else self._config.split_of(facts)
+        if self._split == "parent":
+            make = self._source
+            if is_async_function(make):
+                self._source = await make()
+            else:
+                self._source = await self._pool.helper().call(make)
+            self._facts = describe(self._source)
+            self._config.check_facts(self._facts)
+            self.cursor.spent = False
+
+    @property
+    def _is_async(self) -> bool:
+        terms = self._config.terms(self._split, self._seed)
+        return terms.is_async or (self._split != "parent" and self._facts.is_async)
+
+    # Passes
+
+    def length(self) -> int | None:
+        return self._facts.length
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
+
+    def begin(self, iteration: Iteration, epoch: int) -> Window:
+        """The window of a pass that begins now."""
+        self._live = iteration
+        if self._split == "replicate":
+            window = self._begin_replicas(epoch)
+        else:
+            iteration.run = next(self._runs)
+            window = self._make_window(Pass(iteration.run, epoch, self._seed))
+        window.refill()
+        return window
+
+    def _make_window(self, pass_: Pass) -> Window:
+        holder: list[Window] = []
+        plan = self._plan(pass_, lambda: holder[0].plan_has_more())
+        window = self._window(plan)
+        holder.append(window)
+        return window
+
+    def _window(self, plan: Plan) -> Window:
+        config = self._config
+        limit = config.window(self._split, is_async=self._is_async)
+        return Window(plan, self._pool, limit, ordered=config.ordered, on_error=config.on_error)
+
+    def _plan(self, pass_: Pass, notify: Callable[[], None]) -> Plan:
+        config = self._config
+        keys = config.batch_sampler if config.batch_sampler is not None else config.sampler
+        if self._split == "parent" or keys is not None:
+            self._feed = self._read_here(pass_, self._source if keys is None else keys, notify)
+            return self._feed
+        if self._split is None:
+            assert self._facts.length is not None
+            return IndexPlan(
+                pass_,
+                self._facts.length,
+                config.batch_size,
+                drop_last=config.drop_last,
+                shuffle=config.shuffle,
+            )
+        streams = config.num_streams(self._facts, self._split)
+        return StreamPlan(pass_, streams, config.batch_size, ordered=config.ordered)
+
+    def _read_here(self, pass_: Pass, iterable: Any, notify: Callable[[], None]) -> Feed:
+        config = self._config
+        return Feed(
+            pass_,
+            iterable,
+            batch_size=config.batch_size,
+            drop_last=config.drop_last,
+            grouped=config.batch_sampler is not None,
+            fetches=self._split != "parent",
+            pack=self._pool.pack,
+            helper=self._pool.helper(),
+            notify=notify,
+        )
+
+    def _begin_replicas(self, epoch: int) -> Window:
+        """Replicas run on: what they made and was not delivered is there for the next pass."""
+        config = self._config
+        limit = None
+        if self._facts.length is not None:
+            limit = num_batches(self._facts.length, config.batch_size, config.drop_last)
+        if self._carried is None:
+            run = next(self._runs)
+            streams = config.num_streams(self._facts, "replicate")
+            plan = StreamPlan(
+                Pass(run, epoch, self._seed), streams, config.batch_size, ordered=False
+            )
+            self._carried = run, plan, self._window(plan)
+        run, plan, window = self._carried
+        rest = None if limit is None else max(0, limit - window.in_flight)
+        plan.begin(Pass(run, epoch, self._seed), rest)
+        window.reopen()
+        return window
+
+    def end_pass(self, iteration: Iteration, window: Window) -> None:
+        """A pass is over, read to its end or left."""
+        if self._live is iteration:
+            self._live = None
+        window.close()
+        if self._split == "replicate":
+            return
+        if self._feed is not None:
+            self._do(self._feed.close())
+            self._feed = None
+        self._pool.forget(iteration.run)
+
+    def _do(self, work: Any) -> None:
+        chore = self.loop.create_task(work)
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+
+    # Closing
+
+    def close(self) -> asyncio.Future[None]:
+        """Begin to close; the future is done within the shutdown time-out."""
+        if self._closing is None:
+            self._leave_pass("closed")
+            self._closing = self.loop.create_task(self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        if not self._starting.done():
+            self._pool.kill()
+        waits = {*self._chores, self._pool.close(), self._starting}
+        _, late = await asyncio.wait(waits, timeout=self._config.shutdown_timeout)
+        for chore in late & self._chores:
+            chore.cancel()
+            where = self._pool.helper().where()
+            warnings.warn(
+                f"closing left a read of {self._facts.name} behind, in {where}, after "
+                f"{self._config.shutdown_timeout} s",
+                ResourceWarning,
+                stacklevel=2,
+            )
+        await asyncio.wait([self._pool.close(), self._starting])
+
+    def _leave_pass(self, reason: Reason) -> None:
+        if self._live is not None:
+            self._live.stop(reason)
+
+    def kill(self) -> None:
+        """End the workers now; any thread."""
+        self._pool.kill()
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._leave_pass, "killed")
+
+    def abandon(self) -> None:
+        """As a finalizer may, in any thread and inside any lock: nobody will close this."""
+        if os.getpid() != self._pid or self._closing is not None:
+            return
+        busy = self._pool.busy
+        self._pool.abandon()
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._leave_pass, "abandoned")
+        if busy:
+            warnings.warn(
+                f"a Prefetcher of {self._facts.name} was dropped with work in flight; its workers "
+                "are ended. Use `async with`, or await its aclose()",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    # Whoever asked for the start may have gone; its error is then nobody's.
+    if not task.cancelled():
+        task.exception()
+
+
+Reason = Literal["done", "aclosed", "superseded", "closed", "killed", "abandoned"]
+
+_STOPPED: dict[Reason, str] = {
+    "superseded": "another iteration of this Prefetcher has begun, and it has one at a time: for "
+    "two passes at once make two Prefetchers",
+    "closed": "the Prefetcher was closed while it was being iterated",
+    "killed": "the Prefetcher was killed while it was being iterated",
+    "abandoned": "the Prefetcher was dropped while it was being iterated",
+}
+
+
+class Iteration:
+    """One pass: what an iterator does, without the handle.
+
+    Parameters
+    ----------
+    make_session
+        Starts workers for this pass alone, when it is first advanced; None when the
+        Prefetcher is open and ``session`` is its.
+    """
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        session: Session | None,
+        make_session: Callable[[], Session] | None,
+    ) -> None:
+        self.run = -1
+        self._cursor = cursor
+        self._epoch = cursor.begin()
+        self._session = session
+        self._make_session = make_session
+        self._pid = os.getpid()
+        self._window: Window | None = None
+        self._over: Reason | None = None
+        self._suspended = 0.0  # time.monotonic() when the consumer last was
+        if session is not None:
+            self._window = session.begin(self, self._epoch)
+
+    async def next(self) -> Any:
+        """The next batch.
+
+        Cancelling it loses nothing: a batch leaves the window after the last await.
+        """
+        window = self._window or await self._open()
+        while True:
+            await self._breathe()
+            self._check()
+            request = window.pop()
+            if request is not None:
+                if self._counts(request):
+                    return _opened(request)
+            elif window.finished:
+                await self._finish()
+                raise StopAsyncIteration
+            elif window.broken is not None:
+                raise PoolBroken(str(window.broken)) from window.broken.__cause__
+            else:
+                await window.changed()
+                self._suspended = time.monotonic()
+
+    async def _open(self) -> Window:
+        self._check()
+        if self._session is None:
+            assert self._make_session is not None
+            self._session = self._make_session()
+        self._check_loop(self._session)
+        try:
+            await self._session.start()
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._over = self._over or "done"
+            raise
+        self._check()
+        if self._window is None:
+            self._window = self._session.begin(self, self._epoch)
+        return self._window
+
+    async def _breathe(self) -> None:
+        if time.monotonic() - self._suspended > _BREATH:
+            await asyncio.sleep(0)
+            self._suspended = time.monotonic()
+
+    def _check(self) -> None:
+        if self._over in ("done", "aclosed"):
+            raise StopAsyncIteration
+        if self._over is not None:
+            raise RuntimeError(_STOPPED[self._over])
+        if self._session is not None:
+            self._check_loop(self._session)
+
+    def _check_loop(self, session: Session) -> None:
+        if session.loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "a Prefetcher belongs to the event loop that started it until it is closed"
+            )
+
+    def _counts(self, request: Request) -> bool:
+        """Take an outcome to account; whether there is a batch in it. Raises its error."""
+        outcome = request.outcome
+        if type(outcome) is Failed:
+            raise outcome.error
+        if type(outcome) is Nothing:
+            self._cursor.skipped += outcome.skipped
+        if type(outcome) is not Made:
+            return False
+        self._cursor.skipped += outcome.skipped
+        self._cursor.delivered += 1
+        return True
+
+    async def _finish(self) -> None:
+        self._cursor.finish()
+        self.stop("done")
+        await self._end_session()
+
+    async def _end_session(self) -> None:
+        if self._session is not None and self._make_session is not None:
+            await outlast(self._session.close())
+
+    def stop(self, reason: Reason) -> None:
+        """No more batches; whoever waits is told why."""
+        if self._over is None:
+            self._over = reason
+            if self._session is not None and self._window is not None:
+                self._session.end_pass(self, self._window)
+
+    def supersede(self) -> None:
+        """Another pass begins; the workers of this one alone are ended with it."""
+        self.stop("superseded")
+        if self._session is not None and self._make_session is not None:
+            self._session.close()
+
+    async def aclose(self) -> None:
+        """The iterator's own end."""
+        self.stop("aclosed")
+        await self._end_session()
+
+    async def close_from_outside(self) -> None:
+        """The Prefetcher is closed under a pass that has workers of its own."""
+        self.stop("closed")
+        await self._end_session()
+
+    def kill(self) -> None:
+        """The same, at once; any thread."""
+        if self._session is not None:
+            self._session.kill()
+
+    @property
+    def over(self) -> bool:
+        return self._over is not None
+
+    def abandon(self) -> None:
+        """As a finalizer may: the iterator was dropped."""
+        session = self._session
+        if self._over is not None or session is None or os.getpid() != self._pid:
+            return
+        if self._make_session is not None:
+            session.abandon()
+        with suppress(RuntimeError):
+            session.loop.call_soon_threadsafe(self.stop, "abandoned")
+
+
+def _opened(request: Request) -> Any:
+    """The batch of a request, decoded."""
+    outcome = request.outcome
+    assert type(outcome) is Made
+    try:
+        return outcome.payload.open()
+    except BaseException as error:  # a __setstate__ of the user's
+        task = request.task
+        raise TaskError(
+            f"the batch came but could not be rebuilt: {type(error).__name__}: {error} "
+            f"(batch {task.seq}, epoch {task.epoch})",
+            indices=request.keys(),
+            seq=task.seq,
+            epoch=task.epoch,
+            stage="result",
+        ) from error
+
+
+def length_of_epoch(config: Config, facts: Facts) -> int | None:
+    """Batches in an epoch, or None when it cannot be known."""
+    if facts.kind == "map":
+        if config.batch_sampler is not None:
+            return keys_length(config, None)
+        keys = keys_length(config, facts.length)
+        return None if keys is None else num_batches(keys, config.batch_size, config.drop_last)
+    split = config.split_of(facts)
+    if facts.length is None or (split != "replicate" and config.num_streams(facts, split) != 1):
+        return None
+    return num_batches(facts.length, config.batch_size, config.drop_last)

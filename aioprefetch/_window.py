@@ -1,0 +1,153 @@
+"""The window: the bounded set of futures between the plan and the consumer.
+
+It is filled up to its limit and refilled when a request leaves it, by being delivered or
+because it had nothing to deliver. Ordered, requests leave in the order they were made;
+unordered, as they are settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from typing import Any
+
+from ._errors import WorkerDied
+from ._messages import NO_STREAM, Ended, Failed, Lost, Nothing
+from ._plan import Plan, Planned
+from ._pool import Pool, Request
+
+
+class Window:
+    """At most ``limit`` requests made and not yet delivered.
+
+    Parameters
+    ----------
+    on_error
+        What becomes of the items of a worker that died: "raise", "skip", or a function,
+        which another worker then calls.
+    """
+
+    def __init__(self, plan: Plan, pool: Pool, limit: int, *, ordered: bool, on_error: Any) -> None:
+        self._plan = plan
+        self._pool = pool
+        self._limit = limit
+        self._ordered = ordered
+        self._on_error = on_error
+        self._requests: deque[Request] = deque()  # ordered: all, in their order
+        self._settled: deque[Request] = deque()  # unordered: as they were settled
+        self._size = 0
+        self._mended: set[Request] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        """Requests made and not yet delivered."""
+        return self._size
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to come."""
+        return self._size == 0 and self._plan.exhausted
+
+    @property
+    def broken(self) -> Exception | None:
+        """Why nothing more can come, if workers are all gone."""
+        return self._pool.broken
+
+    def refill(self) -> None:
+        """Request what there is room for."""
+        while not self._closed and self._size < self._limit and self._pool.broken is None:
+            planned = self._plan.take()
+            if planned is None:
+                break
+            self._request(planned)
+        room = self._limit - self._size
+        if room > 0 and not self._closed and not self._plan.exhausted:
+            self._plan.want(room)
+
+    def plan_has_more(self) -> None:
+        """A plan that is read in this process has tasks, or has ended."""
+        self.refill()
+        self._wake()
+
+    def pop(self) -> Request | None:
+        """The next settled request to leave the window, if there is one; refills it."""
+        settled = self._requests if self._ordered else self._settled
+        if not settled or settled[0].outcome is None:
+            return None
+        request = settled.popleft()
+        self._size -= 1
+        self._plan.left(request.task)
+        self.refill()
+        return request
+
+    async def changed(self) -> None:
+        """Wait for something to be settled, or for the end. Cancelling it loses nothing."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """Request no more, and wake whoever waits."""
+        self._closed = True
+        self._wake()
+
+    def reopen(self) -> None:
+        """Go on with what is in it."""
+        self._closed = False
+
+    def _request(self, planned: Planned) -> None:
+        payload = planned.payload or self._pool.pack(planned.values)
+        request = Request(planned.task, payload, self._take_in)
+        self._size += 1
+        if self._ordered:
+            self._requests.append(request)
+        if planned.error is not None:
+            request.settle(Failed(planned.error))
+        else:
+            self._pool.submit(request)
+
+    def _take_in(self, request: Request) -> None:
+        """A request has its outcome."""
+        outcome = request.outcome
+        if type(outcome) is Failed and type(outcome.error) is WorkerDied and self._mend(request):
+            return
+        if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
+            self._plan.ended(request.task.stream)
+        if not self._ordered:
+            self._settled.append(request)
+        self._wake()
+
+    def _mend(self, request: Request) -> bool:
+        """Have on_error say what stands in for the items of a dead worker; True if it will."""
+        task, outcome = request.task, request.outcome
+        assert type(outcome) is Failed
+        if task.stream != NO_STREAM or self._on_error == "raise":
+            return False
+        if self._on_error == "skip":
+            request.outcome = Nothing(skipped=task.size)
+            return False
+        if self._pool.broken is not None or request in self._mended:
+            return False
+        self._mended.add(request)
+        errors = [_for_item(outcome.error, key) for key in request.keys()]
+        request.payload = self._pool.pack([Lost(error) for error in errors])
+        request.outcome = None
+        self._pool.submit(request)
+        return True
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _for_item(error: WorkerDied, key: Any) -> WorkerDied:
+    own = copy.copy(error)
+    own.index = key
+    return own

@@ -1,0 +1,397 @@
+"""The work itself: fetch, map, collate; the same in a worker process and on a thread.
+
+Every step is written once, as a coroutine. Where all the user's functions are synchronous
+nothing in it suspends, and `drive` runs it as a plain call; where one is not, a loop runs it
+and up to ``concurrency`` items are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+from ._arena import Page
+from ._collate import default_collate
+from ._errors import SkipItem, Stage, TaskError
+from ._job import Desk, Job
+from ._messages import NO_STREAM, Ended, Failed, Lost, Made, Nothing, Outcome, Task
+from ._place import Place, WorkerInfo, current
+from ._source import (
+    Call,
+    Facts,
+    Split,
+    Streams,
+    describe,
+    is_async_function,
+    reset,
+    start_epoch,
+    torch_worker_info,
+    was_cancelled,
+)
+
+T = TypeVar("T")
+
+
+class Program(NamedTuple):
+    """Everything a worker runs; shipped once."""
+
+    source: Any
+    map_fn: Any = None
+    collate_fn: Any = None
+    on_error: Any = "raise"
+    worker_init_fn: Any = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the program is to be run."""
+
+    seed: int
+    num_proc: int
+    batched: bool
+    drop_last: bool
+    concurrency: int
+    is_async: bool  # a loop runs the work
+    in_process: bool  # in the user's own process, whose generators are not touched
+    split: Split | None = None  # None for a map-style source, and until a factory is called
+    num_streams: int = 0
+
+
+def is_async_program(program: Program, facts: Facts) -> bool:
+    """Whether any step of it has to be awaited."""
+    steps = (program.map_fn, program.collate_fn, program.on_error, program.worker_init_fn)
+    return (
+        facts.is_async
+        or any(is_async_function(step) for step in steps)
+        or inspect.isasyncgenfunction(program.worker_init_fn)
+    )
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    work.close()
+    raise RuntimeError("synchronous work was suspended")
+
+
+async def call_sync(function: Any, *args: Any) -> Any:
+    """Call a synchronous function of the user's."""
+    value = function(*args)
+    if type(value) is types.CoroutineType:
+        value.close()
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise TypeError(f"{name} returned a coroutine: declare it with 'async def'")
+    return value
+
+
+async def call_async(function: Any, *args: Any) -> Any:
+    """Call a function of the user's, and await what an asynchronous one gives."""
+    value = function(*args)
+    if type(value) is types.CoroutineType or is_async_function(function):
+        return await value
+    return value
+
+
+class _Left(NamedTuple):
+    """An item that is left out of its batch, by on_error or by the user's SkipItem."""
+
+    by_error: bool
+
+
+class _Stop(Exception):  # noqa: N818
+    """Carries the TaskError that a whole task ends with."""
+
+    def __init__(self, error: TaskError) -> None:
+        self.error = error
+
+
+class Worker:
+    """One worker's copy of the program, and how a task is done with it.
+
+    Parameters
+    ----------
+    number
+        The worker's id.
+    encode
+        Turns a result into the payload that travels.
+    call
+        Calls a function of the user's; by default here and now.
+    page
+        Where to note the items in hand, for a parent that may find this worker dead.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        terms: Terms,
+        number: int,
+        *,
+        encode: Callable[[Any], Any],
+        call: Call | None = None,
+        page: Page | None = None,
+    ) -> None:
+        self._program = program
+        self._terms = terms
+        self._encode = encode
+        self._source = program.source
+        self._number = number
+        info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
+        self._desk = Desk(info, seeds_globals=False, replicates=False, page=page)
+        self._call: Call = call or (call_async if terms.is_async else call_sync)
+        self.is_async = terms.is_async
+        self._slots: asyncio.Semaphore | None = None
+        self._streams: Streams | None = None
+        self._began: tuple[int, int] | None = None
+        self._second_half: Any = None
+
+    async def make_source(self) -> Facts | None:
+        """Call a source that is a function; gives the facts of what it made, else None."""
+        if self._source is None or describe(self._source).kind != "factory":
+            return None
+        self._source = await self._call(self._source)
+        facts = describe(self._source)
+        if facts.kind == "factory":
+            raise TypeError(f"the function given as the source returned another, {facts.name}")
+        self.is_async = self.is_async or facts.is_async
+        return facts
+
+    def call_through(self, call: Call) -> None:
+        """Call the user's functions this way from now on."""
+        self._call = call
+
+    async def open(self) -> None:
+        """Tell the source that it is in its place, and run ``worker_init_fn``."""
+        terms = self._terms
+        if self.is_async:
+            self._slots = asyncio.Semaphore(terms.concurrency)
+            self._call = call_async if self._call is call_sync else self._call
+        seeds_globals = not (terms.in_process or self.is_async)
+        self._desk = replace(self._desk, seeds_globals=seeds_globals)
+        self._inform(source=self._source)
+        if not terms.in_process and terms.split in (None, "worker"):
+            info = self._desk.info
+            torch_worker_info(info.id, info.num_proc, info.seed % 2**63, self._source)
+        if terms.split != "shard":
+            await self._call(reset, self._source)
+        self._inform(state=await self._first_half())
+
+    def settle(self, split: Split | None, num_streams: int) -> None:
+        """Learn how the source is read, before the first task."""
+        self._terms = replace(self._terms, split=split, num_streams=num_streams)
+        self._desk = replace(self._desk, replicates=split == "replicate")
+        if split is not None:
+            self._streams = Streams(self._source, split, num_streams)
+
+    async def close(self) -> None:
+        """Close the streams and run the second half of ``worker_init_fn``."""
+        await self.release(None)
+        if inspect.isgenerator(self._second_half):
+            await self._call(next, self._second_half, None)
+        elif self._second_half is not None:
+            await anext(self._second_half, None)
+
+    async def release(self, run: int | None) -> None:
+        """A pass is over, or all are: close its streams."""
+        if self._streams is not None:
+            await self._streams.release(run, self._call)
+
+    async def run(self, ticket: int, task: Task, values: Sequence[Any]) -> Outcome:
+        """Do a task; what the user's functions raise is in the outcome, never raised."""
+        job = Job(self._desk, ticket, task, values)
+        try:
+            await self._begin_epoch(job)
+            if task.stream != NO_STREAM:
+                return await self._run_stream(job)
+            return await self._finish(job, await self._gather(job))
+        except _Stop as stop:
+            return Failed(stop.error)
+
+    def cannot_read(self, ticket: int, task: Task, error: BaseException) -> Outcome:
+        """What becomes of a task whose keys or items cannot be rebuilt here."""
+        return Failed(Job(self._desk, ticket, task, ()).error("fetch", error))
+
+    # Opening
+
+    def _inform(self, **changes: Any) -> None:
+        info = replace(self._desk.info, **changes)
+        self._desk = replace(self._desk, info=info)
+        current.set(Place(info, 0, -1, info.seed))
+
+    async def _first_half(self) -> Any:
+        init = self._program.worker_init_fn
+        if init is None:
+            return None
+        if inspect.isgeneratorfunction(init):
+            self._second_half = init(self._number)
+            return await self._call(next, self._second_half, None)
+        if inspect.isasyncgenfunction(init):
+            self._second_half = init(self._number)
+            return await anext(self._second_half, None)
+        return await self._call(init, self._number)
+
+    async def _begin_epoch(self, job: Job) -> None:
+        began = (job.task.run, job.task.epoch)
+        if self._began != began:
+            self._began = began
+            try:
+                await self._call(start_epoch, self._source, job.task.epoch)
+            except BaseException as error:
+                raise _stop(job, "iterate", error) from None
+
+    # Items
+
+    async def _run_stream(self, job: Job) -> Outcome:
+        task = job.task
+        assert self._streams is not None
+        stream = self._streams.open(task.run, task.epoch, task.stream)
+        chunk = await stream.read(task.size, self._call, job.reading)
+        job.task = task._replace(position=chunk.first)
+        job.values = items = chunk.items
+        if chunk.end is None or (items and not self._terms.drop_last):
+            return await self._finish(job, await self._gather(job))
+        if chunk.end.error is None:
+            return Ended(task.stream)
+        stream.report_error()
+        job.values = ()
+        ordinal = chunk.first + len(items)
+        return Failed(job.error("iterate", chunk.end.error, ordinal), ends=True)
+
+    async def _gather(self, job: Job) -> list[Any]:
+        """The items of a batch, fetched and mapped, as many at once as the terms allow."""
+        values = await self._fetch_many(job)
+        if self._slots is None:
+            return [await self._item(job, offset, value) for offset, value in enumerate(values)]
+        items = [self._in_slot(job, offset, value) for offset, value in enumerate(values)]
+        if len(items) == 1:
+            return [await items[0]]
+        return await _all_or_none(items)
+
+    async def _in_slot(self, job: Job, offset: int, value: Any) -> Any:
+        assert self._slots is not None
+        async with self._slots:
+            return await self._item(job, offset, value)
+
+    async def _item(self, job: Job, offset: int, value: Any) -> Any:
+        if isinstance(value, Lost):
+            return await self._failed(job, _lost(job, offset, value.error))
+        stage: Stage = "fetch"
+        with job.item(offset):
+            try:
+                if job.fetches:
+                    value = await self._call(self._fetch, value)
+                stage = "map"
+                if self._program.map_fn is not None:
+                    value = await self._call(self._program.map_fn, value)
+                return value
+            except SkipItem:
+                return _Left(by_error=False)
+            except BaseException as error:
+                if was_cancelled(error):
+                    raise
+                return await self._failed(job, job.error(stage, error, job.key(offset)))
+
+    @property
+    def _fetch(self) -> Any:
+        return self._source.__getitem__
+
+    async def _fetch_many(self, job: Job) -> Sequence[Any]:
+        """What ``__getitems__`` gives for the batch; else the keys, to be fetched one by one."""
+        fetch_many = getattr(self._source, "__getitems__", None)
+        whole = job.fetches and self._terms.batched and fetch_many is not None
+        if not whole or any(isinstance(value, Lost) for value in job.values):
+            return job.values
+        with job.batch("group"):
+            try:
+                items = list(await self._call(fetch_many, list(job.values)))
+                self._check_count(items, job.values)
+            except BaseException as error:
+                if self._program.on_error == "raise" or was_cancelled(error):
+                    raise _stop(job, "fetch", error) from None
+                return job.values
+        job.fetches = False
+        return items
+
+    def _check_count(self, items: Sequence[Any], keys: Sequence[Any]) -> None:
+        if len(items) != len(keys):
+            raise ValueError(
+                f"__getitems__ of {type(self._source).__qualname__} gave {len(items)} results "
+                f"for {len(keys)} keys: give exactly one for each, in their order"
+            )
+
+    async def _failed(self, job: Job, error: TaskError) -> Any:
+        """What stands in for a failed item, as ``on_error`` says."""
+        policy = self._program.on_error
+        if policy == "raise":
+            raise _Stop(error)
+        if policy == "skip":
+            return _Left(by_error=True)
+        try:
+            return await self._call(policy, error)
+        except SkipItem:
+            return _Left(by_error=True)
+        except BaseException as raised:
+            raise _stop(job, "on_error", raised, error.index) from None
+
+    # The batch
+
+    async def _finish(self, job: Job, items: list[Any]) -> Outcome:
+        kept = [item for item in items if type(item) is not _Left]
+        skipped = sum(item.by_error for item in items if type(item) is _Left)
+        if not kept:
+            return Nothing(skipped)
+        batch = await self._collate(job, kept)
+        try:
+            return Made(skipped, self._encode(batch))
+        except Exception as error:
+            return await self._unshippable(job, skipped, error)
+
+    async def _collate(self, job: Job, items: list[Any]) -> Any:
+        collate = self._program.collate_fn
+        if collate is None and not self._terms.batched:
+            return items[0]
+        try:
+            if collate is None:
+                return default_collate(items)
+            with job.batch("batch"):
+                return await self._call(collate, items if self._terms.batched else items[0])
+        except BaseException as error:
+            raise _stop(job, "collate", error) from None
+
+    async def _unshippable(self, job: Job, skipped: int, error: Exception) -> Outcome:
+        if self._terms.batched or self._program.on_error == "raise":
+            raise _stop(job, "result", error, None if self._terms.batched else job.key(0))
+        other = await self._failed(job, job.error("result", error, job.key(0)))
+        if type(other) is _Left:
+            return Nothing(skipped + 1)
+        try:
+            return Made(skipped, self._encode(other))
+        except Exception as again:
+            raise _stop(job, "on_error", again, job.key(0)) from None
+
+
+def _stop(job: Job, stage: Stage, error: BaseException, index: Any = None) -> BaseException:
+    """What to raise for an error that ends the task: our own cancellation passes as it is."""
+    return error if was_cancelled(error) else _Stop(job.error(stage, error, index))
+
+
+def _lost(job: Job, offset: int, error: Exception) -> TaskError:
+    return error if isinstance(error, TaskError) else job.error("fetch", error, job.key(offset))
+
+
+async def _all_or_none(items: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Await all at once; when one raises, cancel the rest and wait for their end."""
+    tasks = [asyncio.ensure_future(item) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
