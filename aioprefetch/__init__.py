@@ -29,3 +29,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+for _name in __all__:
+    _public = globals()[_name]
+    if hasattr(_public, "__module__"):
+        _public.__module__ = __name__  # what users see in tracebacks and reprs

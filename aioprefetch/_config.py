@@ -182,7 +182,7 @@ class Config:
                 "a lock that one of them holds stays locked in the worker for ever. "
                 "'forkserver' and 'spawn' are safe",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     # What follows from it

@@ -36,7 +36,7 @@ class PoolBroken(PrefetchError):
     """No worker is left to do the work; chained to the last death."""
 
 
-class SkipItem(Exception):  # noqa: N818 - an instruction, not an error
+class SkipItem(Exception):
     """Raised by ``__getitem__``, ``map_fn`` or ``on_error``: leave this item out of its batch."""
 
 
@@ -98,7 +98,7 @@ class WorkerDied(TaskError):
     exitcode: int | None = None
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - carries text, is never raised
+class RemoteTraceback(Exception):
     """The traceback of an exception as the worker saw it."""
 
     def __init__(self, text: str) -> None:

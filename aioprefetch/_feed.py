@@ -40,6 +40,9 @@ class Feed:
         Whether the values are keys, that workers fetch, or items.
     pack
         Makes the payload of a task, in the thread that reads.
+
+    Attributes
+    ----------
     notify
         Called on the loop when tasks have come, or the end.
     """
@@ -55,7 +58,6 @@ class Feed:
         fetches: bool,
         pack: Pack,
         helper: Helper,
-        notify: Callable[[], None],
     ) -> None:
         self._pass = pass_
         self._iterable = iterable
@@ -65,7 +67,7 @@ class Feed:
         self._fetches = fetches
         self._pack = pack
         self._helper = helper
-        self._notify = notify
+        self.notify: Callable[[], None] = lambda: None
         self._is_async = is_async_iterable(iterable)
         self._reading: Reading | None = None
         self._tasks: deque[Planned] = deque()
@@ -119,7 +121,7 @@ class Feed:
             while self._room > 0 and not self._ended:
                 self._tasks.extend(await self._read_slice(self._room))
                 self._room = 0
-                self._notify()  # which takes them, and may want more
+                self.notify()  # which takes them, and may want more
         finally:
             self._reader = None
         if self._room > 0 and not self._ended:

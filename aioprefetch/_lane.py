@@ -55,11 +55,37 @@ class _Context:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
+    def Process(self, *args: Any, **kwargs: Any) -> Any:
         self.process = self._context.Process(*args, **kwargs)  # type: ignore[attr-defined]
         return self.process
 
 
+class _Socket(socket.socket):
+    """A socket that an event loop may still watch when both are dropped: closed without a word."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _PidFd:
+    """The same of a pidfd."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_start_lock = threading.Lock()
 _parent_ends: weakref.WeakSet[_ParentEnds] = weakref.WeakSet()
 
 
@@ -67,9 +93,9 @@ class _ParentEnds:
     """The parent's side of a lane; a forked child must not hold it."""
 
     def __init__(self) -> None:
-        self.sock, self.theirs = socket.socketpair()
+        ours, self.theirs = socket.socketpair()
+        self.sock = _Socket(fileno=ours.detach())
         self.deadman, self.deadman_theirs = os.pipe()
-        self._pid = os.getpid()
         _parent_ends.add(self)
 
     def close_theirs(self) -> None:
@@ -78,15 +104,15 @@ class _ParentEnds:
             os.close(self.deadman_theirs)
             self.deadman_theirs = -1
 
-    def close(self) -> None:
-        self.close_theirs()
-        self.sock.close()
+    def close_deadman(self) -> None:
         if self.deadman >= 0:
             os.close(self.deadman)
             self.deadman = -1
 
 
 def _leave_to_parent() -> None:
+    global _start_lock
+    _start_lock = threading.Lock()  # a forked worker was forked inside of it
     # Closed, never shut down: a shutdown would reach the worker of the parent.
     for ends in list(_parent_ends):
         ends.sock.close()
@@ -120,7 +146,7 @@ class Lane:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends: _ParentEnds | None = None
         self._page: Page | None = None
-        self._pidfd = -1
+        self._pidfd: _PidFd | None = None
         self._process: Any = None
         self._executor: ProcessPoolExecutor | None = None
         self._manager: threading.Thread | None = None
@@ -156,12 +182,13 @@ class Lane:
                 extents=shipment.extents,
             )
             self._start(recording, kit)
-            self._pidfd = _open_pidfd(self.pid)
+            self._pidfd = _open_pidfd(self._process.pid)
         except BaseException:
             self._process = recording.process
             self.kill()
             self._join()
             self._close()
+            self.close_watched()
             raise
         self._ends.close_theirs()
 
@@ -176,13 +203,22 @@ class Lane:
         self._manager = getattr(self._executor, "_executor_manager_thread", None)
 
     def bury(self) -> None:
-        """After the worker's death: join the executor, read the exit code, close everything."""
+        """After the worker's death: join the executor, read the exit code, close everything.
+
+        All of it on the keeper, whether the loop runs or not, but for the two descriptors that
+        the loop watches: it lets go of them first.
+        """
+        if self.buried:
+            return
         self._join()
         self._close()
         self.buried = True
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody to tell
-                self._loop.call_soon_threadsafe(self._events.lane_dead, self)
+        try:
+            if self._loop is None:
+                raise RuntimeError("never attached")
+            self._loop.call_soon_threadsafe(self._let_go)
+        except RuntimeError:  # no loop, or closed
+            self.close_watched()
 
     def _join(self) -> None:
         executor, self._executor = self._executor, None
@@ -199,19 +235,25 @@ class Lane:
     def _free_manager(self, executor: ProcessPoolExecutor) -> None:
         # A grandchild that left the group holds the pipes open by which the executor's
         # manager learns of the death; a made-up result wakes it.
-        if self._serving is not None and not self._serving.done() and self._pidfd >= 0:
+        if self._serving is not None and not self._serving.done():
             with suppress(Exception):
                 item = _ResultItem(0, exception=RuntimeError("the worker is dead"))
-                executor._result_queue.put(item)  # type: ignore[attr-defined]
+                executor._result_queue.put(item)
 
     def _close(self) -> None:
         if self._ends is not None:
-            self._ends.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+            self._ends.close_theirs()
+            self._ends.close_deadman()
         if self._page is not None:
+            self.hand = self._page.read()
             self._page.close()
+
+    def close_watched(self) -> None:
+        """Close what the loop watched, which is closed or has let go of it."""
+        if self._ends is not None:
+            self._ends.sock.close()
+        if self._pidfd is not None:
+            self._pidfd.close()
 
     # On the loop
 
@@ -221,7 +263,7 @@ class Lane:
         assert self._serving is not None
         self._loop = loop
         self._channel = Channel(loop, self._ends.sock, self._hear, self._ended)
-        if self._pidfd >= 0:
+        if self._pidfd is not None:
             loop.add_reader(self._pidfd, self._exited)
         else:
             threading.Thread(target=self._watch, name="aioprefetch-watch", daemon=True).start()
@@ -278,24 +320,26 @@ class Lane:
 
     def _exited(self) -> None:
         """The pidfd is readable."""
-        if self.dead:
-            return
-        self.dead = True
-        assert self._page is not None
-        assert self._channel is not None
-        self._channel.drain()
-        self.detach()
-        self.hand = self._page.read()
-        self._kill_group()
-        self._keeper.post(self.bury)
+        if not self.dead:
+            self._detach()
+            self._kill_group()
+            self._keeper.post(self.bury)
 
-    def detach(self) -> None:
-        """Leave the loop, whose descriptors must not be closed under it."""
+    def _detach(self) -> None:
+        """The worker is dead: read what it has written, and leave the loop."""
         assert self._loop is not None
-        if self._pidfd >= 0:
+        assert self._channel is not None
+        self.dead = True
+        self._channel.drain()
+        self._channel.detach()
+        if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
-        if self._channel is not None:
-            self._channel.detach()
+
+    def _let_go(self) -> None:
+        if not self.dead:
+            self._detach()
+        self.close_watched()
+        self._events.lane_dead(self)
 
     def _watch(self) -> None:
         wait_for([self._process.sentinel])
@@ -318,8 +362,8 @@ class Lane:
             return
         self._kill_group()
         with suppress(OSError, ValueError, AttributeError):
-            if self._pidfd >= 0:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd.fileno(), signal.SIGKILL)
             else:
                 self._process.kill()
 
@@ -334,20 +378,9 @@ class Lane:
         if self.buried or self._process is None:
             return True
         with suppress(OSError, ValueError):
-            awaited = self._pidfd if self._pidfd >= 0 else self._process.sentinel
+            awaited: Any = self._pidfd or self._process.sentinel
             return bool(wait_for([awaited], timeout))
         return True
-
-    def abandoned(self) -> None:
-        """On the keeper: the worker is dead, and the loop may be; leave it and bury."""
-        try:
-            if self._loop is None:
-                raise RuntimeError("never attached")
-            self._loop.call_soon_threadsafe(self._exited)
-        except RuntimeError:  # no loop, or closed
-            if not self.dead:
-                self.dead = True
-                self.bury()
 
     def free_at_exit(self) -> None:
         """At interpreter exit: nothing may keep the executor's manager waiting."""
@@ -355,13 +388,8 @@ class Lane:
             self._free_manager(self._executor)
 
 
-def _open_pidfd(pid: int | None) -> int:
-    if pid is None or not hasattr(os, "pidfd_open"):
-        return -1
-    return os.pidfd_open(pid)
-
-
-_start_lock = threading.Lock()
+def _open_pidfd(pid: int) -> _PidFd | None:
+    return _PidFd(pid) if hasattr(os, "pidfd_open") else None
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Request:
         self.outcome = outcome
         self._settled(self)
 
-    def keys(self) -> Sequence[Any]:
+    def item_keys(self) -> Sequence[Any]:
         """What names its items: their keys, or their ordinals where they have none."""
         task = self.task
         if task.fetches:
@@ -72,7 +72,7 @@ class Request:
 
     def key_at(self, position: int) -> Any:
         """What names the item at a position of the plan."""
-        return self.keys()[position - self.task.position] if self.task.fetches else position
+        return self.item_keys()[position - self.task.position] if self.task.fetches else position
 
 
 class Pool(Protocol):
@@ -193,7 +193,7 @@ class ProcessPool:
             for lane in launched:
                 lane.kill()
                 lane.wait(None)
-                lane.abandoned()
+                lane.bury()
             if isinstance(error, OSError):
                 raise WorkerStartError(
                     f"worker {len(launched)} of {crew.num_proc} could not be started: {error}"
@@ -324,6 +324,7 @@ class ProcessPool:
         if len(self._deaths) == len(self._lanes):
             self.broken = PoolBroken(f"no worker is left: {what} last")
             self.broken.__cause__ = death
+            self._queue.clear()
         held = self._held[lane.number]
         unfinished = [*held.items(), *((0, request) for request in self._pinned[lane.number])]
         held.clear()
@@ -346,7 +347,7 @@ class ProcessPool:
 
     def _died(self, request: Request, death: WorkerDied, positions: Sequence[int] = ()) -> Failed:
         """The death as the error of one unfinished task, of the one item in hand if it was one."""
-        task, keys = request.task, request.keys()
+        task, keys = request.task, request.item_keys()
         index = request.key_at(positions[0]) if len(positions) == 1 else None
         at = "" if index is None else f" at item {shorten(index)}"
         error = WorkerDied(
@@ -375,9 +376,6 @@ class ProcessPool:
     def kill(self) -> None:
         self._begin_closing()
         self._kill_lanes()
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._check_closed)
-            return
         self._keeper.post(self._reap)
 
     def abandon(self) -> None:
@@ -398,14 +396,15 @@ class ProcessPool:
             lane.kill()
 
     def _check_closed(self) -> None:
-        if self._closing and all(lane.buried for lane in self._lanes):
-            self._release()
-            if not self._closed.done():
-                self._closed.set_result(None)
-
-    def _release(self) -> None:
+        if not self._closing or not all(lane.buried for lane in self._lanes):
+            return
+        self._keeper.post(self._release)
         if self._timer is not None:
             self._timer.cancel()
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _release(self) -> None:
         if self._shipment is not None:
             self._shipment.close()
         if self._helper is not None:
@@ -414,15 +413,19 @@ class ProcessPool:
         _pools.discard(self)
 
     def _reap(self) -> None:
-        """On the keeper, with nobody waiting: a short grace, then SIGKILL."""
+        """On the keeper, whether the loop runs or not: a short grace, then SIGKILL."""
         self._end_lanes()
         for lane in self._lanes:
-            lane.abandoned()
-        try:
+            lane.bury()
+        told = threading.Event()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._check_closed)
-        except RuntimeError:
-            self._timer = None
-            self._release()
+            self._loop.call_soon_threadsafe(told.set)
+            told.wait(GRACE)
+        if self._loop.is_closed():  # without having run what would have let go of them
+            for lane in self._lanes:
+                lane.close_watched()
+        self._release()
 
     def _end_lanes(self) -> None:
         deadline = time.monotonic() + GRACE

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Literal
@@ -285,6 +287,11 @@ class Prefetcher:
         source = arguments.pop("source").shard(num_shards=num_shards, index=index)
         return Prefetcher(source, **arguments)
 
+    def _become_replica(self, key: int) -> None:
+        # Called in the worker that this copy lives in: its own random choices begin here.
+        seed = None if self._config.seed is None else (self._config.seed + key) % 2**64
+        self._config = replace(self._config, seed=seed)
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self._session is not None:
             raise TypeError("a Prefetcher that is open cannot be pickled: close it first")
@@ -296,7 +303,9 @@ class Prefetcher:
 
 
 def _rebuild(arguments: dict[str, Any]) -> Prefetcher:
-    return Prefetcher(arguments.pop("source"), **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were given where the original was made
+        return Prefetcher(arguments.pop("source"), **arguments)
 
 
 class PrefetchIterator:

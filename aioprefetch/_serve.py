@@ -130,7 +130,7 @@ class _Start:
         self.doing = "loading the source and functions"
         program = _load(kit)
         page = Page(kit.page.fd, kit.page_records)
-        return Worker(program, kit.terms, kit.number, encode=_codec.encode, page=page)
+        return Worker(program, kit.terms, kit.number, encode=_codec.encode_result, page=page)
 
 
 _OPENING = "running the source's reset_state() or worker_init_fn"

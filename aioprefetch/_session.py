@@ -177,10 +177,11 @@ class Session:
         return window
 
     def _make_window(self, pass_: Pass) -> Window:
-        holder: list[Window] = []
-        plan = self._plan(pass_, lambda: holder[0].plan_has_more())
+        plan = self._plan(pass_)
         window = self._window(plan)
-        holder.append(window)
+        if isinstance(plan, Feed):
+            plan.notify = window.plan_has_more
+            self._feed = plan
         return window
 
     def _window(self, plan: Plan) -> Window:
@@ -188,12 +189,11 @@ class Session:
         limit = config.window(self._split, is_async=self._is_async)
         return Window(plan, self._pool, limit, ordered=config.ordered, on_error=config.on_error)
 
-    def _plan(self, pass_: Pass, notify: Callable[[], None]) -> Plan:
+    def _plan(self, pass_: Pass) -> Plan:
         config = self._config
         keys = config.batch_sampler if config.batch_sampler is not None else config.sampler
         if self._split == "parent" or keys is not None:
-            self._feed = self._read_here(pass_, self._source if keys is None else keys, notify)
-            return self._feed
+            return self._read_here(pass_, self._source if keys is None else keys)
         if self._split is None:
             assert self._facts.length is not None
             return IndexPlan(
@@ -206,7 +206,7 @@ class Session:
         streams = config.num_streams(self._facts, self._split)
         return StreamPlan(pass_, streams, config.batch_size, ordered=config.ordered)
 
-    def _read_here(self, pass_: Pass, iterable: Any, notify: Callable[[], None]) -> Feed:
+    def _read_here(self, pass_: Pass, iterable: Any) -> Feed:
         config = self._config
         return Feed(
             pass_,
@@ -217,7 +217,6 @@ class Session:
             fetches=self._split != "parent",
             pack=self._pool.pack,
             helper=self._pool.helper(),
-            notify=notify,
         )
 
     def _begin_replicas(self, epoch: int) -> Window:
@@ -266,6 +265,13 @@ class Session:
         return self._closing
 
     async def _close(self) -> None:
+        try:
+            await self._end()
+        except asyncio.CancelledError:  # the loop is being torn down
+            self._pool.kill()
+            raise
+
+    async def _end(self) -> None:
         if not self._starting.done():
             self._pool.kill()
         waits = {*self._chores, self._pool.close(), self._starting}
@@ -488,7 +494,7 @@ def _opened(request: Request) -> Any:
         raise TaskError(
             f"the batch came but could not be rebuilt: {type(error).__name__}: {error} "
             f"(batch {task.seq}, epoch {task.epoch})",
-            indices=request.keys(),
+            indices=request.item_keys(),
             seq=task.seq,
             epoch=task.epoch,
             stage="result",

@@ -236,7 +236,7 @@ class Reading:
         if self.end is not None:
             return None
         taken = await (self._take_async() if self.is_async else call(self.take_sync))
-        return taken  # type: ignore[no-any-return]
+        return taken
 
     def take_sync(self) -> tuple[Any] | None:
         if self.end is None:

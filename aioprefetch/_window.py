@@ -135,7 +135,7 @@ class Window:
         if self._pool.broken is not None or request in self._mended:
             return False
         self._mended.add(request)
-        errors = [_for_item(outcome.error, key) for key in request.keys()]
+        errors = [_for_item(outcome.error, key) for key in request.item_keys()]
         request.payload = self._pool.pack([Lost(error) for error in errors])
         request.outcome = None
         self._pool.submit(request)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from . import _seeds
 from ._arena import Page
 from ._collate import default_collate
 from ._errors import SkipItem, Stage, TaskError
@@ -105,7 +106,7 @@ class _Left(NamedTuple):
     by_error: bool
 
 
-class _Stop(Exception):  # noqa: N818
+class _Stop(Exception):
     """Carries the TaskError that a whole task ends with."""
 
     def __init__(self, error: TaskError) -> None:
@@ -149,6 +150,7 @@ class Worker:
         self._slots: asyncio.Semaphore | None = None
         self._streams: Streams | None = None
         self._began: tuple[int, int] | None = None
+        self._beginning = asyncio.Lock()
         self._second_half: Any = None
 
     async def make_source(self) -> Facts | None:
@@ -178,6 +180,8 @@ class Worker:
         if not terms.in_process and terms.split in (None, "worker"):
             info = self._desk.info
             torch_worker_info(info.id, info.num_proc, info.seed % 2**63, self._source)
+        if terms.split == "replicate":
+            self._differ()
         if terms.split != "shard":
             await self._call(reset, self._source)
         self._inform(state=await self._first_half())
@@ -224,6 +228,12 @@ class Worker:
         self._desk = replace(self._desk, info=info)
         current.set(Place(info, 0, -1, info.seed))
 
+    def _differ(self) -> None:
+        """A replica that is a Prefetcher itself must not draw what its siblings draw."""
+        draw_anew = getattr(self._source, "_become_replica", None)
+        if draw_anew is not None:
+            draw_anew(_seeds.key_of(self._terms.seed, "replica", self._number))
+
     async def _first_half(self) -> Any:
         init = self._program.worker_init_fn
         if init is None:
@@ -238,12 +248,15 @@ class Worker:
 
     async def _begin_epoch(self, job: Job) -> None:
         began = (job.task.run, job.task.epoch)
-        if self._began != began:
-            self._began = began
-            try:
-                await self._call(start_epoch, self._source, job.task.epoch)
-            except BaseException as error:
-                raise _stop(job, "iterate", error) from None
+        if self._began == began and not self._beginning.locked():
+            return
+        async with self._beginning:  # tasks pass in their order, the first having told
+            if self._began != began:
+                self._began = began
+                try:
+                    await self._call(start_epoch, self._source, job.task.epoch)
+                except BaseException as error:
+                    raise _stop(job, "iterate", error) from None
 
     # Items
 
