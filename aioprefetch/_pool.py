@@ -25,9 +25,8 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from . import _codec, _serve
-from ._arena import Shipment
 from ._errors import PoolBroken, WorkerDied, WorkerStartError, describe_exit, shorten
-from ._lane import Lane
+from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
 from ._messages import NO_STREAM, Ended, Failed, Outcome, Refused, Release, Settle, Task
 from ._source import Facts, Split
 from ._threads import Helper
@@ -137,8 +136,11 @@ class ProcessPool:
         self._pid = os.getpid()
         self._keeper = Helper("aioprefetch-keeper")
         self._helper: Helper | None = None
-        self._shipment: Shipment | None = None
-        self._lanes = [Lane(n, self._keeper, self) for n in range(crew.num_proc)]
+        self._shipment: Any = None
+        self._kind = ChannelLane if watches_descriptors(self._loop) else SubmitLane
+        self._lanes: list[Lane] = [
+            self._kind(n, crew.context, self._keeper, self) for n in range(crew.num_proc)
+        ]
         self._queue: deque[Request] = deque()
         self._pinned: list[deque[Request]] = [deque() for _ in self._lanes]
         self._held: list[dict[int, Request]] = [{} for _ in self._lanes]
@@ -182,11 +184,11 @@ class ProcessPool:
         launched: list[Lane] = []
         try:
             check_descriptors(crew.num_proc)
-            self._shipment = Shipment(_codec.encode_source(self._program))
+            self._shipment = self._kind.ship(_codec.encode_source(self._program))
             for lane in self._lanes:
                 if self._closing:
                     raise WorkerStartError("closed while the workers were starting")
-                lane.launch(crew.context, self._terms, crew.worker_threads, self._shipment)
+                lane.launch(self._terms, crew.worker_threads, self._shipment)
                 launched.append(lane)
         except BaseException as error:
             self._lanes = launched

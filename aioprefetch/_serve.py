@@ -17,11 +17,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process, reduction
-from typing import Any
+from typing import Any, NamedTuple
 
 import threadpoolctl
 
@@ -53,7 +53,7 @@ _THREAD_LIMITS = (
 )
 
 
-class _Descriptor:
+class Descriptor:
     """A descriptor that travels to the worker in the arguments of its process."""
 
     def __init__(self, fd: int) -> None:
@@ -63,28 +63,30 @@ class _Descriptor:
         return _received, (reduction.DupFd(self.fd),)
 
 
-def _received(handed: Any) -> _Descriptor:
-    return _Descriptor(handed.detach())
+def _received(handed: Any) -> Descriptor:
+    return Descriptor(handed.detach())
+
+
+class Post(NamedTuple):
+    """Which worker this is, and how it is to work."""
+
+    number: int
+    terms: Terms
+    worker_threads: int | None
+    depth: int
 
 
 @dataclass(frozen=True)
 class Kit:
     """What a worker starts with."""
 
-    number: int
-    terms: Terms
-    worker_threads: int | None
-    depth: int
-    channel: Any  # descriptor of its end
-    deadman: Any  # descriptor of the reading end
-    page: Any
+    post: Post
+    channel: Descriptor  # its end
+    deadman: Descriptor  # the reading end
+    page: Descriptor
     page_records: int
-    source: Any  # descriptor of the shipment
+    source: Descriptor  # the shipment
     extents: Sequence[Extent]
-
-
-def descriptor(fd: int) -> Any:
-    return _Descriptor(fd)
 
 
 _kit: Kit | None = None
@@ -126,11 +128,17 @@ class _Start:
     doing = "setting itself up"
 
     def make_worker(self, kit: Kit) -> Worker:
-        _settle_in(kit)
+        _settle_in(kit.post)
+        _arm_deadman(kit.deadman.fd)
         self.doing = "loading the source and functions"
-        program = _load(kit)
+        program = _load(kit.post, open_shipment(kit.source.fd, kit.extents))
         page = Page(kit.page.fd, kit.page_records)
-        return Worker(program, kit.terms, kit.number, encode=_codec.encode_result, page=page)
+        return _make_worker(program, kit.post, page)
+
+
+def _make_worker(program: Program, post: Post, page: Page | None) -> Worker:
+    encode = _codec.encode_result
+    return Worker(program, post.terms, post.number, encode=encode, page=page)
 
 
 _OPENING = "running the source's reset_state() or worker_init_fn"
@@ -151,13 +159,12 @@ def _await_end(channel: BlockingChannel) -> None:
 # Setting up
 
 
-def _settle_in(kit: Kit) -> None:
+def _settle_in(post: Post) -> None:
     global depth
-    depth = kit.depth
+    depth = post.depth
     _lead_a_group()
     _reset_signals()
-    _arm_deadman(kit.deadman.fd)
-    _limit_threads(kit.worker_threads)
+    _limit_threads(post.worker_threads)
 
 
 def _lead_a_group() -> None:
@@ -176,7 +183,7 @@ def _arm_deadman(fd: int) -> None:
     """Have this worker's group killed when the parent, the only writer, is gone."""
     set_signal = getattr(fcntl, "F_SETSIG", None)
     if set_signal is None:
-        threading.Thread(target=_watch_parent, name="aioprefetch-deadman", daemon=True).start()
+        _watch_parent()
         return
     # The kernel kills, so it works while C code holds the interpreter, and for the children.
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
@@ -189,6 +196,10 @@ def _arm_deadman(fd: int) -> None:
 
 
 def _watch_parent() -> None:
+    threading.Thread(target=_outlive_no_parent, name="aioprefetch-deadman", daemon=True).start()
+
+
+def _outlive_no_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -206,15 +217,15 @@ def _limit_threads(limit: int | None) -> None:
         torch.set_num_threads(limit)
 
 
-def _load(kit: Kit) -> Program:
+def _load(post: Post, segments: Sequence[Segment]) -> Program:
     global loading
     loading = True
     try:
-        program: Program = _codec.decode(open_shipment(kit.source.fd, kit.extents))
+        program: Program = _codec.decode(segments)
     finally:
         loading = False
     _codec.remember_received_classes()
-    _limit_threads(kit.worker_threads)  # for what the source has imported
+    _limit_threads(post.worker_threads)  # for what the source has imported
     return program
 
 
@@ -324,3 +335,88 @@ class _Conversation:
         frame = await _answer(self._worker, message, payload)
         assert self._channel is not None
         self._channel.send(frame)
+
+
+# The plain way: every message is a call of the executor's
+
+
+class Copies:
+    """The shipped source, where descriptors cannot be handed over: a copy for each worker."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = [bytearray(segment) for segment in segments]
+
+    def close(self) -> None:
+        self.segments.clear()
+
+
+class PlainKit(NamedTuple):
+    """What such a worker starts with."""
+
+    post: Post
+    source: Copies
+
+
+class _Plain:
+    """Such a worker, between one call and the next."""
+
+    def __init__(self, kit: PlainKit) -> None:
+        self.kit = kit
+        self.runner: asyncio.Runner | None = None
+        self.worker: Worker | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self.worker is not None and self.worker.is_async and self.runner is None:
+            self.runner = asyncio.Runner(loop_factory=_new_loop)
+        return drive(work) if self.runner is None else self.runner.run(work)
+
+    def open(self) -> Frame:
+        doing = "setting itself up"
+        try:
+            _settle_in(self.kit.post)
+            _watch_parent()
+            doing = "loading the source and functions"
+            program = _load(self.kit.post, self.kit.source.segments)
+            self.worker = _make_worker(program, self.kit.post, None)
+            doing = _OPENING
+            facts = self.run(self.worker.make_source())
+            self.run(self.worker.open())
+        except BaseException as error:
+            return _codec.encode(Refused(_codec.pack_error(error), doing))
+        return _codec.encode(Hello(facts))
+
+    def answer(self, frame: Frame) -> Frame | None:
+        assert self.worker is not None
+        message = _codec.decode(frame[:1])
+        if type(message) is Do:
+            reply: Frame = self.run(_answer(self.worker, message, frame[1:]))
+            return [bytearray(segment) for segment in reply]
+        if type(message) is Goodbye:
+            self.run(self.worker.close())
+            return None
+        if type(message) is Settle:
+            self.worker.settle(message.split, message.num_streams)
+        elif type(message) is Release:
+            self.run(self.worker.release(message.run))
+        return []
+
+
+_plain: _Plain | None = None
+
+
+def equip_plainly(kit: PlainKit) -> None:
+    """The executor's initializer."""
+    global _plain
+    _plain = _Plain(kit)
+
+
+def open_plainly() -> Frame:
+    """The first call: Hello or Refused."""
+    assert _plain is not None
+    return _plain.open()
+
+
+def answer_plainly(frame: Frame) -> Frame | None:
+    """One message; gives what there is to say to it, and None once it was Goodbye."""
+    assert _plain is not None
+    return _plain.answer(frame)
