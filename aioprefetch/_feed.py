@@ -16,7 +16,7 @@ from ._codec import Payload
 from ._errors import SerializationError, TaskError, shorten
 from ._messages import NO_STREAM, Lost, Task
 from ._plan import Pass, Planned
-from ._source import Call, End, Reading, is_async_iterable, reset, start_epoch
+from ._source import Call, End, Reading, is_async_iterable, reset, start_epoch, was_cancelled
 from ._threads import Helper
 from ._worker import call_async, call_sync, drive
 
@@ -124,8 +124,6 @@ class Feed:
                 self.notify()  # which takes them, and may want more
         finally:
             self._reader = None
-        if self._room > 0 and not self._ended:
-            self.want(self._room)
 
     async def _read_slice(self, room: int) -> list[Planned]:
         if self._is_async:
@@ -163,7 +161,9 @@ class Feed:
                 if self._grouped:
                     return list(taken[0]), None
                 values.append(taken[0])
-        except Exception as error:  # of set_epoch(), iter(), or of a batch that is no list
+        except BaseException as error:  # of set_epoch(), iter(), or of a batch that is no list
+            if was_cancelled(error):
+                raise
             return values, End(error)
         return values, None
 

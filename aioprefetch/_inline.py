@@ -18,7 +18,7 @@ from . import _codec
 from ._errors import PoolBroken, WorkerStartError, shorten
 from ._messages import Outcome
 from ._pool import Request
-from ._source import Facts, Split, is_async_function
+from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
 from ._worker import Program, Terms, Worker, drive
 
@@ -53,8 +53,9 @@ class InlinePool:
                 self._worker.call_through(self._hop)
             await self._do(self._worker.open())
             return facts
-        except Exception as error:
-            self.kill()
+        except BaseException as error:
+            if was_cancelled(error):
+                raise
             raise WorkerStartError(
                 "the background thread failed while running the source's function, reset_state() "
                 f"or worker_init_fn: {type(error).__name__}: {shorten(str(error), 500)}"
@@ -120,7 +121,11 @@ class InlinePool:
         self._feed()
 
     async def _run(self, request: Request) -> None:
-        outcome: Outcome = await self._do(self._worker.run(1, request.task, request.payload.open()))
+        values = request.payload.open()
+        try:
+            outcome: Outcome = await self._do(self._worker.run(1, request.task, values))
+        except asyncio.CancelledError as error:  # by the user's function, unless we are closing
+            outcome = self._worker.failed(request.task, values, error)
         if not self._closing:
             request.settle(outcome)
 

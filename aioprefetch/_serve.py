@@ -262,8 +262,12 @@ async def _answer(worker: Worker, message: Do, payload: Sequence[Segment]) -> Fr
     try:
         values = _codec.decode(payload) if payload else ()
     except BaseException as error:  # a __setstate__ of the user's
-        return _frame(ticket, worker.cannot_read(ticket, task, error))
-    return _frame(ticket, await worker.run(ticket, task, values))
+        return _frame(ticket, worker.failed(task, (), error))
+    try:
+        outcome = await worker.run(ticket, task, values)
+    except asyncio.CancelledError as error:  # by the user's function: here nobody else does
+        outcome = worker.failed(task, values, error)
+    return _frame(ticket, outcome)
 
 
 def _frame(ticket: int, outcome: Outcome) -> Frame:

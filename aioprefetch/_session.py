@@ -20,13 +20,13 @@ import anyio
 
 from . import _seeds
 from ._config import Config, keys_length
-from ._errors import PoolBroken, TaskError
+from ._errors import PoolBroken, TaskError, WorkerStartError
 from ._feed import Feed
 from ._inline import InlinePool
 from ._messages import Failed, Made, Nothing
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, Pool, ProcessPool, Request
-from ._source import Facts, Split, describe, is_async_function
+from ._source import Facts, Split, describe, is_async_function, was_cancelled
 from ._window import Window
 
 _BREATH = 0.001  # seconds of ready batches after which other tasks are let run
@@ -39,6 +39,7 @@ class Cursor:
     epoch: int = 0
     delivered: int = 0
     skipped: int = 0
+    seed: int | None = None  # of the run, where it was drawn
     begun: bool = False  # whether the epoch's pass has begun
     chosen: int | None = None  # the epoch that set_epoch asked for
     spent: bool = False  # whether a source that can be read once has been
@@ -84,7 +85,7 @@ class Session:
         self.started = False
         self._config = config
         self._pid = os.getpid()
-        self._seed = _seeds.draw_seed() if config.seed is None else config.seed
+        self._seed = self._run_seed()
         self._runs = itertools.count()
         self._source = config.source
         self._facts = config.facts
@@ -97,6 +98,13 @@ class Session:
         self._starting = self.loop.create_task(self._start())
         self._starting.add_done_callback(_retrieve)
         self._closing: asyncio.Task[None] | None = None
+
+    def _run_seed(self) -> int:
+        if self._config.seed is not None:
+            return self._config.seed
+        if self.cursor.seed is None:
+            self.cursor.seed = _seeds.draw_seed()
+        return self.cursor.seed
 
     # Starting
 
@@ -118,6 +126,8 @@ class Session:
         """Wait for the workers; the start itself goes on when this is cancelled."""
         if not self._starting.done():
             await asyncio.wait([self._starting])
+        if self._starting.cancelled():
+            raise RuntimeError("the Prefetcher was closed while its workers were starting")
         self._starting.result()
 
     async def _start(self) -> None:
@@ -142,14 +152,23 @@ class Session:
             self._config.check_facts(facts)
             self._split = None if facts.kind == "map" else self._config.split_of(facts)
         if self._split == "parent":
-            make = self._source
-            if is_async_function(make):
-                self._source = await make()
-            else:
-                self._source = await self._pool.helper().call(make)
+            self._source = await self._make_source()
             self._facts = describe(self._source)
             self._config.check_facts(self._facts)
             self.cursor.spent = False
+
+    async def _make_source(self) -> Any:
+        make = self._source
+        try:
+            if is_async_function(make):
+                return await make()
+            return await self._pool.helper().call(make)
+        except BaseException as error:
+            if was_cancelled(error):
+                raise
+            raise WorkerStartError(
+                f"the function given as the source failed: {type(error).__name__}: {error}"
+            ) from error
 
     @property
     def _is_async(self) -> bool:
@@ -274,6 +293,7 @@ class Session:
     async def _end(self) -> None:
         if not self._starting.done():
             self._pool.kill()
+            self._starting.cancel()
         waits = {*self._chores, self._pool.close(), self._starting}
         _, late = await asyncio.wait(waits, timeout=self._config.shutdown_timeout)
         for chore in late & self._chores:

@@ -276,7 +276,9 @@ class Reading:
                     await (_call_if_there(self._iterator, "aclose") or _nothing())
                 else:
                     await call(self.close_sync)
-            except Exception:
+            except BaseException as error:
+                if was_cancelled(error):
+                    raise
                 log.warning("closing %s raised", shorten(self._iterator), exc_info=True)
 
     def close_sync(self) -> None:

@@ -216,10 +216,14 @@ class Worker:
             return await self._finish(job, await self._gather(job))
         except _Stop as stop:
             return Failed(stop.error)
+        except BaseException as error:  # asyncio's, where a function cancels its own task
+            if was_cancelled(error):
+                raise
+            return self.failed(task, values, error)
 
-    def cannot_read(self, ticket: int, task: Task, error: BaseException) -> Outcome:
-        """What becomes of a task whose keys or items cannot be rebuilt here."""
-        return Failed(Job(self._desk, ticket, task, ()).error("fetch", error))
+    def failed(self, task: Task, values: Sequence[Any], error: BaseException) -> Outcome:
+        """The outcome of a task that could not be run as tasks are."""
+        return Failed(Job(self._desk, 0, task, values).error("fetch", error))
 
     # Opening
 

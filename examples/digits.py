@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from pathlib import Path
 
 import numpy as np
 from scipy import ndimage
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from aioprefetch import Prefetcher, rng
@@ -96,11 +98,13 @@ class Net:
             value += speed
 
 
-async def train(batches: Prefetcher, net: Net, images: np.ndarray, labels: np.ndarray, args) -> None:
+async def train(
+    net: Net, batches: Prefetcher, epochs: int, images: np.ndarray, labels: np.ndarray
+) -> None:
     print("epoch   test accuracy")
-    with tqdm(total=args.epochs * len(batches), unit="batch", leave=False) as bar:
-        for epoch in range(args.epochs):
-            rate = 0.2 * (1 - epoch / args.epochs)
+    with tqdm(total=epochs * len(batches), unit="batch", leave=False, disable=None) as bar:
+        for epoch in range(epochs):
+            rate = 0.2 * (1 - epoch / epochs)
             async for batch_images, batch_labels in batches:
                 net.step(batch_images, batch_labels, rate)
                 bar.update()
@@ -130,34 +134,39 @@ def save_picture(path: Path, images: np.ndarray, labels: np.ndarray, guesses: np
         right = label == guess
         title = f"{label}" if right else f"{label}, not {guess}"
         axis.set_title(title, fontsize=10, color="black" if right else "crimson")
-    figure.suptitle("One augmented batch, with its labels; red: what the net takes for another")
+    figure.suptitle("One augmented batch and its labels (red: the net reads another digit)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
+def tell_lateness(late: list[float], workers: int) -> None:
+    median, p99, worst = np.percentile(late, [50, 99, 100]) * 1000
+    print(
+        f"event loop late by {median:.1f} ms at the median, {p99:.1f} ms at p99, "
+        f"{worst:.1f} ms at worst\n"
+        f"  (training steps included; {workers} workers on {os.cpu_count()} cores)"
+    )
+
+
 async def main(args: argparse.Namespace) -> None:
+    threadpool_limits(1)  # BLAS threads here would take the cores from the workers
     dataset, images, labels = load()
+    print(f"{len(dataset)} digits to train on, {len(images)} to test with")
     net = Net()
     late: list[float] = []
-    print(f"{len(dataset)} digits to train on, {len(images)} to test with; {args.num_proc} workers")
-    began = time.perf_counter()
     async with Prefetcher(
         dataset, shuffle=True, batch_size=64, num_proc=args.num_proc, seed=0
     ) as batches:
         pulse = asyncio.create_task(heartbeat(late))
-        await train(batches, net, images, labels, args)
+        began = time.perf_counter()
+        await train(net, batches, args.epochs, images, labels)
+        seconds = time.perf_counter() - began
         pulse.cancel()
         one_batch = await anext(aiter(batches))
-    seconds = time.perf_counter() - began
-    digits = args.epochs * len(dataset)
-    median, p99, worst = np.percentile(late, [50, 99, 100]) * 1000
-    print(f"{digits} augmented digits in {seconds:.1f} s, starting the workers included")
+    print(f"{args.epochs * len(dataset)} augmented digits in {seconds:.1f} s")
+    tell_lateness(late, args.num_proc)
     save_picture(args.picture, *one_batch, net.predict(one_batch[0]))
     print(f"picture of one augmented batch: {args.picture}")
-    print(
-        f"event loop late by {median:.1f} ms at the median, {p99:.1f} ms at p99, "
-        f"{worst:.1f} ms at worst, the training steps included"
-    )
 
 
 if __name__ == "__main__":

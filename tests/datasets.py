@@ -1,0 +1,218 @@
+"""Sources that the tests' workers run: importable there, and quick to import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aioprefetch
+
+
+class Journal:
+    """A file to which every process may add a line, in one order for all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, *words: object) -> None:
+        line = " ".join(map(str, words)) + "\n"
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, line.encode())
+        os.close(fd)
+
+    def lines(self) -> list[list[str]]:
+        text = self.path.read_text() if self.path.exists() else ""
+        return [line.split() for line in text.splitlines()]
+
+
+class Delays:
+    """Each item takes its own time, again and again the same."""
+
+    def __init__(self, delays: Sequence[float] = ()) -> None:
+        self.delays = tuple(delays)
+
+    def of(self, item: int) -> float:
+        return self.delays[item % len(self.delays)] if self.delays else 0.0
+
+    def sleep(self, item: int) -> None:
+        if seconds := self.of(item):
+            time.sleep(seconds)
+
+
+class Numbers:
+    """Map-style: item i is i."""
+
+    def __init__(self, length: int, delays: Sequence[float] = ()) -> None:
+        self.length = length
+        self.delays = Delays(delays)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(f"{index} is not in range({self.length})")
+        self.delays.sleep(index)
+        return index
+
+
+class AsyncNumbers(Numbers):
+    async def __getitem__(self, index: int) -> Any:
+        await asyncio.sleep(self.delays.of(index))
+        return index
+
+
+class Groups(Numbers):
+    """Gives whole batches, marked as such."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [index + 1000 for index in indices]
+
+
+class AsyncGroups(Numbers):
+    async def __getitems__(self, indices: list[int]) -> list[Any]:
+        await asyncio.sleep(0)
+        return [index + 1000 for index in indices]
+
+
+class AsyncItemsSyncGroups(AsyncNumbers):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [index + 1000 for index in indices]
+
+
+class MiscountedGroups(Numbers):
+    """Gives one result too many, or too few, for every batch that holds item 0."""
+
+    def __init__(self, length: int, surplus: int) -> None:
+        super().__init__(length)
+        self.surplus = surplus
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        surplus = self.surplus if 0 in indices else 0
+        return (indices + [0])[: len(indices) + surplus]
+
+
+class BrokenGroups(Numbers):
+    """Refuses whole batches; item by item only the odd ones fail."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 2:
+            raise ValueError(f"{index} is odd")
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        raise OSError("no batches today")
+
+
+class Flow:
+    """Iterable: the numbers from 0."""
+
+    def __init__(self, length: int, delays: Sequence[float] = ()) -> None:
+        self.length = length
+        self.delays = Delays(delays)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(self.length):
+            self.delays.sleep(item)
+            yield item
+
+
+class AsyncFlow(Flow):
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in range(self.length):
+            await asyncio.sleep(self.delays.of(item))
+            yield item
+
+
+class SizedFlow(Flow):
+    """Has a length, by default the true one."""
+
+    def __init__(
+        self, length: int, delays: Sequence[float] = (), claimed: int | None = None
+    ) -> None:
+        super().__init__(length, delays)
+        self.claimed = length if claimed is None else claimed
+
+    def __len__(self) -> int:
+        return self.claimed
+
+
+def portion(length: int, num: int, index: int) -> list[int]:
+    """Items of one of ``num`` streams: of very different lengths, some of none."""
+    return [item for item in range(length) if item * item % num == index]
+
+
+class Shards(Flow):
+    """Can be read as any number of streams."""
+
+    def __init__(
+        self, length: int, delays: Sequence[float] = (), num: int = 1, index: int = 0
+    ) -> None:
+        super().__init__(length, delays)
+        self.num, self.index = num, index
+
+    def shard(self, *, num_shards: int, index: int) -> Shards:
+        return Shards(self.length, self.delays.delays, num_shards, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in portion(self.length, self.num, self.index):
+            self.delays.sleep(item)
+            yield item
+
+
+class TwoShards(Shards):
+    """Says into how many it is best split."""
+
+    num_shards = 2
+
+
+class Divided(Flow):
+    """Divides itself among the streams by `worker_info`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = aioprefetch.worker_info()
+        num, index = (1, 0) if info is None else (info.num_proc, info.id)
+        for item in portion(self.length, num, index):
+            self.delays.sleep(item)
+            yield item
+
+
+class Replica(SizedFlow):
+    """Each item tells which copy made it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = aioprefetch.worker_info()
+        assert info is not None
+        for item in super().__iter__():
+            yield info.id, item
+
+
+class Ten(Numbers):
+    """A class that can be called without arguments."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+
+
+def ten() -> Iterator[int]:
+    yield from range(10)
+
+
+async def async_ten() -> AsyncIterator[int]:
+    for item in range(10):
+        yield item
+
+
+def double(item: Any) -> Any:
+    return item * 2
+
+
+async def async_double(item: Any) -> Any:
+    await asyncio.sleep(0)
+    return item * 2

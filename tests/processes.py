@@ -1,0 +1,163 @@
+"""What a process has left lying about, and scripts in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+WATCHDOG = 20.0  # seconds that a script may run
+ROOT = str(Path(__file__).parent.parent)
+
+# One line before a script's own: what it hangs in is printed before it is killed.
+_PRELUDE = f"import faulthandler; faulthandler.dump_traceback_later({WATCHDOG - 1})\n"
+
+
+class Leftovers(NamedTuple):
+    """What a process holds that somebody has to give back."""
+
+    children: frozenset[str]
+    fds: frozenset[str]
+    threads: frozenset[str]
+    shm: frozenset[str]
+
+    def beyond(self, before: Leftovers) -> dict[str, list[str]]:
+        """What is there and was not before."""
+        found = zip(self._fields, self, before, strict=True)
+        return {name: sorted(now - then) for name, now, then in found if now - then}
+
+
+def leftovers() -> Leftovers:
+    """Children (their children too), descriptors, threads and shared memory of now.
+
+    The stdlib's forkserver and resource tracker are left out; their descriptors are there
+    from the moment they are started, so warm both first.
+    """
+    gc.collect()
+    return Leftovers(
+        frozenset(_describe(child) for child in descendants()),
+        frozenset(_descriptors()),
+        frozenset(f"{t.name} {t.ident}" for t in threading.enumerate()),
+        frozenset(os.listdir("/dev/shm")),
+    )
+
+
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """The processes below one, but for this process's forkserver and resource tracker."""
+    tracker: Any = multiprocessing.resource_tracker
+    server: Any = multiprocessing.forkserver
+    own = {tracker._resource_tracker._pid, server._forkserver._forkserver_pid}
+    below = psutil.Process(pid).children(recursive=True)
+    return [process for process in below if process.pid not in own]
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline()[-1:])}"
+    except psutil.Error:
+        return f"{process.pid} gone"
+
+
+def _descriptors() -> Iterator[str]:
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            yield f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}"
+        except OSError:  # the one that listed them
+            continue
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie that nobody has collected."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _tries(condition: Callable[[], Any], within: float) -> Iterator[None]:
+    deadline = time.monotonic() + within
+    while not condition() and time.monotonic() < deadline:
+        yield
+
+
+def wait_for(condition: Callable[[], Any], within: float) -> bool:
+    """Poll until ``condition`` holds, or time is up; whether it holds."""
+    for _ in _tries(condition, within):
+        time.sleep(0.01)
+    return bool(condition())
+
+
+async def eventually(condition: Callable[[], Any], within: float) -> bool:
+    """The same on an event loop."""
+    for _ in _tries(condition, within):
+        await asyncio.sleep(0.01)
+    return bool(condition())
+
+
+class Ended(NamedTuple):
+    """How a script ended."""
+
+    code: int
+    out: str
+    err: str
+    took: float
+
+
+class Script:
+    """A Python process with a session of its own, killed with it at the watchdog."""
+
+    def __init__(self, *command: str, stdin: str | None = None) -> None:
+        self._began = time.monotonic()
+        self._stdin = stdin
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ROOT},
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def line(self) -> str:
+        """The next line that it prints; the watchdog of pytest is that of this."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> Ended:
+        """Wait for its end."""
+        try:
+            out, err = self.process.communicate(self._stdin, timeout=WATCHDOG)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
+            out, err = self.process.communicate()
+            raise AssertionError(f"the script hung:\n{out}\n{err}") from None
+        return Ended(self.process.returncode, out, err, time.monotonic() - self._began)
+
+
+def start_script(folder: Path, text: str, *args: str) -> Script:
+    """Start a script from a file in ``folder``."""
+    file = folder / "script.py"
+    file.write_text(_PRELUDE + text)
+    return Script(str(file), *args)
+
+
+def run_script(folder: Path, text: str, *args: str) -> Ended:
+    """Run a script to its end."""
+    return start_script(folder, text, *args).end()
