@@ -11,7 +11,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
-	$(BIN)/python examples/digits.py $(ARGS)
+	$(BIN)/python examples/digits.py --picture build/digits.png $(ARGS)
 
 test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VENV=.venv-3.12)
 	$(BIN)/python -m pytest $(ARGS)

@@ -23,6 +23,7 @@ from ._worker import call_async, call_sync, drive
 _SLICE = 0.001  # seconds of reading after which what was read is handed over
 
 Pack = Callable[[Sequence[Any]], Payload]
+_Slice = tuple[list[Planned], bool]
 
 
 class Feed:
@@ -75,6 +76,7 @@ class Feed:
         self._seq = 0
         self._position = 0
         self._ended = False
+        self._cancelled = False
         self._reader: asyncio.Task[None] | None = None
 
     @property
@@ -97,7 +99,7 @@ class Feed:
 
     def cancel(self) -> None:
         """Read no more; on the loop."""
-        self._ended = True
+        self._cancelled = self._ended = True
         self._tasks.clear()
         if self._reader is not None:
             self._reader.cancel()
@@ -119,35 +121,36 @@ class Feed:
     async def _read(self) -> None:
         try:
             while self._room > 0 and not self._ended:
-                self._tasks.extend(await self._read_slice(self._room))
+                tasks, ended = await self._read_slice(self._room)
+                # Together and on the loop: an end seen before the last tasks would lose them.
+                self._tasks.extend(tasks)
+                self._ended = self._ended or ended
                 self._room = 0
                 self.notify()  # which takes them, and may want more
         finally:
             self._reader = None
 
-    async def _read_slice(self, room: int) -> list[Planned]:
+    async def _read_slice(self, room: int) -> _Slice:
         if self._is_async:
             return await self._batches(room, call_async)
-        batches: list[Planned] = await self._helper.call(
-            lambda: drive(self._batches(room, call_sync))
-        )
-        return batches
+        read: _Slice = await self._helper.call(lambda: drive(self._batches(room, call_sync)))
+        return read
 
-    async def _batches(self, room: int, call: Call) -> list[Planned]:
-        """Up to ``room`` tasks, or what a moment brings."""
+    async def _batches(self, room: int, call: Call) -> _Slice:
+        """Up to ``room`` tasks, or what a moment brings; and whether that was the end."""
         batches: list[Planned] = []
         until = time.monotonic() + _SLICE
-        while len(batches) < room and not self._ended:
+        while len(batches) < room and not self._cancelled:
             values, end = await self._batch(call)
             if values and (end is None or not self._drop_last or self._grouped):
                 batches.append(self._planned(values))
             if end is not None:
-                self._ended = True
                 if end.error is not None:
                     batches.append(self._failed(end.error))
-            elif time.monotonic() > until:
+                return batches, True
+            if time.monotonic() > until:
                 break
-        return batches
+        return batches, False
 
     async def _batch(self, call: Call) -> tuple[Sequence[Any], End | None]:
         """The values of the next task; fewer, and why, at the end."""

@@ -93,6 +93,9 @@ class InlinePool:
             self._closed = self._loop.create_task(self._end())
         return self._closed
 
+    def release(self) -> None:
+        self._thread.stop()
+
     def kill(self) -> None:
         self._closing = True
         self._queue.clear()
@@ -136,7 +139,10 @@ class InlinePool:
         """Run a step of the worker: here when it awaits, on the thread when it does not."""
         if self._worker.is_async:
             return await work
-        return await self._thread.call(self._context.run, drive, work)
+        done = self._thread.call(self._context.run, drive, work)
+        if done.cancelled():  # the thread has been stopped
+            work.close()
+        return await done
 
     async def _hop(self, function: Any, *args: Any) -> Any:
         """Call a function of the user's where it belongs: the loop, or the thread."""
@@ -159,9 +165,9 @@ class InlinePool:
                 ResourceWarning,
                 stacklevel=2,
             )
-        self._thread.stop()
 
     async def _finish(self) -> None:
         if self._running:
             await asyncio.wait(self._running)
-        await self._do(self._worker.close())
+        with suppress(asyncio.CancelledError):  # killed
+            await self._do(self._worker.close())

@@ -106,6 +106,9 @@ class Pool(Protocol):
     def close(self) -> asyncio.Future[None]:
         """End the workers; done within the shutdown time-out."""
 
+    def release(self) -> None:
+        """Closed, and nothing will be read in its helper any more: let its threads go."""
+
     def kill(self) -> None:
         """End the workers now; any thread."""
 
@@ -375,6 +378,10 @@ class ProcessPool:
             self._check_closed()
         return self._closed
 
+    def release(self) -> None:
+        if self._helper is not None:
+            self._helper.stop()
+
     def kill(self) -> None:
         self._begin_closing()
         self._kill_lanes()
@@ -400,17 +407,15 @@ class ProcessPool:
     def _check_closed(self) -> None:
         if not self._closing or not all(lane.buried for lane in self._lanes):
             return
-        self._keeper.post(self._release)
+        self._keeper.post(self._let_go)
         if self._timer is not None:
             self._timer.cancel()
         if not self._closed.done():
             self._closed.set_result(None)
 
-    def _release(self) -> None:
+    def _let_go(self) -> None:
         if self._shipment is not None:
             self._shipment.close()
-        if self._helper is not None:
-            self._helper.stop()
         self._keeper.stop()
         _pools.discard(self)
 
@@ -427,7 +432,8 @@ class ProcessPool:
         if self._loop.is_closed():  # without having run what would have let go of them
             for lane in self._lanes:
                 lane.close_watched()
-        self._release()
+        self.release()
+        self._let_go()
 
     def _end_lanes(self) -> None:
         deadline = time.monotonic() + GRACE

@@ -306,6 +306,7 @@ class Session:
                 stacklevel=2,
             )
         await asyncio.wait([self._pool.close(), self._starting])
+        self._pool.release()
 
     def _leave_pass(self, reason: Reason) -> None:
         if self._live is not None:

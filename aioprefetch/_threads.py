@@ -22,6 +22,7 @@ class Helper:
 
     def __init__(self, name: str) -> None:
         self._calls: _Calls = SimpleQueue()
+        self._stopped = False
         self._thread = threading.Thread(target=_run, args=(self._calls,), name=name, daemon=True)
         self._thread.start()
 
@@ -38,12 +39,19 @@ class Helper:
 
     def stop(self) -> None:
         """End the thread once the calls posted before are done."""
+        self._stopped = True
         self._calls.put(None)
 
     def call(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run a call; the future, of the running loop, takes whatever it returns or raises."""
+        """Run a call; the future, of the running loop, takes whatever it returns or raises.
+
+        Once the thread is stopped, the future is cancelled.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        if self._stopped:
+            future.cancel()
+            return future
 
         def work() -> None:
             result, error = None, None

@@ -64,7 +64,8 @@ class Window:
                 break
             self._request(planned)
         room = self._limit - self._size
-        if room > 0 and not self._closed and not self._plan.exhausted:
+        open_ = not self._closed and self._pool.broken is None
+        if open_ and room > 0 and not self._plan.exhausted:
             self._plan.want(room)
 
     def plan_has_more(self) -> None:

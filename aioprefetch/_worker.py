@@ -28,6 +28,7 @@ from ._source import (
     Streams,
     describe,
     is_async_function,
+    log,
     reset,
     start_epoch,
     torch_worker_info,
@@ -196,10 +197,15 @@ class Worker:
     async def close(self) -> None:
         """Close the streams and run the second half of ``worker_init_fn``."""
         await self.release(None)
-        if inspect.isgenerator(self._second_half):
-            await self._call(next, self._second_half, None)
-        elif self._second_half is not None:
-            await anext(self._second_half, None)
+        try:
+            if inspect.isgenerator(self._second_half):
+                await self._call(next, self._second_half, None)
+            elif self._second_half is not None:
+                await anext(self._second_half, None)
+        except BaseException as error:
+            if was_cancelled(error):
+                raise
+            log.warning("the second half of worker_init_fn raised", exc_info=True)
 
     async def release(self, run: int | None) -> None:
         """A pass is over, or all are: close its streams."""

@@ -73,7 +73,7 @@ class Net:
         sizes = [(64, hidden), (hidden, 10)]
         self.weights = [random.normal(0, (2 / i) ** 0.5, (i, o)).astype("f4") for i, o in sizes]
         self.biases = [np.zeros(o, "f4") for _, o in sizes]
-        self.velocity = [np.zeros_like(p) for p in self.weights + self.biases]
+        self.speeds = [np.zeros_like(value) for value in self.weights + self.biases]
 
     def forward(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         hidden = np.maximum(0, images.reshape(-1, 64) @ self.weights[0] + self.biases[0])
@@ -82,20 +82,22 @@ class Net:
     def predict(self, images: np.ndarray) -> np.ndarray:
         return self.forward(images)[1].argmax(axis=1)
 
-    def step(self, images: np.ndarray, labels: np.ndarray, rate: float) -> None:
+    def gradients(self, images: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+        """Of the mean cross entropy, by the weights and the biases."""
         hidden, scores = self.forward(images)
         error = np.exp(scores - scores.max(axis=1, keepdims=True))
         error /= error.sum(axis=1, keepdims=True)
-        error[np.arange(len(labels)), labels] -= 1  # gradient of the cross entropy
+        error[np.arange(len(labels)), labels] -= 1
         error /= len(labels)
         back = error @ self.weights[1].T * (hidden > 0)
-        gradients = [images.reshape(-1, 64).T @ back, hidden.T @ error, back.sum(0), error.sum(0)]
-        for value, speed, gradient in zip(
-            self.weights + self.biases, self.velocity, gradients, strict=True
-        ):
-            speed *= 0.9
-            speed -= rate * gradient
-            value += speed
+        return [images.reshape(-1, 64).T @ back, hidden.T @ error, back.sum(0), error.sum(0)]
+
+    def step(self, images: np.ndarray, labels: np.ndarray, rate: float) -> None:
+        gradients = self.gradients(images, labels)
+        values = self.weights + self.biases
+        for value, speed, gradient in zip(values, self.speeds, gradients, strict=True):
+            speed[:] = 0.9 * speed - rate * gradient
+            value[:] += speed
 
 
 async def train(

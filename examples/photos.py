@@ -1,7 +1,7 @@
 """Decode, crop and flip real photographs in worker processes: in order, then as they come.
 
 The photographs ship with scikit-image and differ in size, so some take ten times as long as
-others: in order, a quick one waits for the slow one before it.
+others. In order, a quick one waits for the slow one before it; unordered, it overtakes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,31 @@ from PIL import Image
 
 from aioprefetch import Prefetcher, rng
 
-NAMES = """
-astronaut.png brick.png camera.png chelsea.png clock_motion.png coffee.png coins.png grass.png
-gravel.png hubble_deep_field.jpg ihc.png moon.png motorcycle_left.png motorcycle_right.png
-retina.jpg rocket.jpg
-""".split()
+PHOTOGRAPHS = [
+    "astronaut.png",
+    "brick.png",
+    "camera.png",
+    "chelsea.png",
+    "clock_motion.png",
+    "coffee.png",
+    "coins.png",
+    "grass.png",
+    "gravel.png",
+    "hubble_deep_field.jpg",
+    "ihc.png",
+    "moon.png",
+    "motorcycle_left.png",
+    "motorcycle_right.png",
+    "retina.jpg",
+    "rocket.jpg",
+]
 
 
 class Photos:
     """A map-style dataset of random crops, each photograph ``crops`` times."""
 
     def __init__(self, folder: Path, crops: int, size: int) -> None:
-        self.paths = [folder / name for name in NAMES] * crops
+        self.paths = [folder / name for name in PHOTOGRAPHS] * crops
         self.size = size
 
     def __len__(self) -> int:
@@ -68,8 +81,8 @@ async def main(args: argparse.Namespace) -> None:
 
     photos = Photos(Path(skimage.data_dir), args.crops, args.size)
     print(
-        f"{len(NAMES)} photographs, {args.crops} crops of {args.size} x {args.size} from each, "
-        f"{args.num_proc} workers\n"
+        f"{len(PHOTOGRAPHS)} photographs, {args.crops} crops of {args.size} × {args.size} "
+        f"from each, {args.num_proc} workers\n"
     )
     in_order = await read(photos, args.num_proc, ordered=True)
     as_they_come = await read(photos, args.num_proc, ordered=False)

@@ -26,20 +26,21 @@ with open(JOURNAL, "a") as journal:
 
 EXPLANATION = """\
 fork         A worker is a copy of this process, its memory and open files included: nothing is
-             initialised again. But a lock that another thread holds at that moment stays locked
-             in the copy for ever, so fork is used only when asked for by name.
+             initialised or imported again. But a lock that another thread holds at that moment
+             stays locked in the copy for ever: fork is used only when asked for by name.
 spawn        A worker is a new interpreter. It imports this file again, named __mp_main__, which
              is why the last lines stand under `if __name__ == "__main__":`.
 forkserver   A small process without threads starts once and is copied for every worker.
-             {who}
-             The default: as safe as spawn, and only the first start pays for an interpreter.
+             {server}
+             The default: as safe as spawn, without a new interpreter for every worker.
 
-What stands at the top level of the main module runs as often as the table says: keep it small,
-or import it from another module where it is needed."""
+What stands at the top level of the main module runs, and what it imports is imported, as often
+as the table says: the first batch waits for it. Import what only the parent needs where it is
+needed."""
 
-WHO = {
-    True: "It has imported this file, and its copies need not do so again.",
-    False: "It is clean of this file (in this version of Python), so every worker imports it.",
+SERVER = {
+    True: "It has imported this file, so its copies need not do so again.",
+    False: "In this version of Python it is clean of this file: every worker imports it.",
 }
 
 
@@ -69,8 +70,8 @@ class Row(NamedTuple):
     def __str__(self) -> str:
         server = "-" if self.server is None else self.server
         workers = " + ".join(map(str, self.workers))
-        times = f"{self.first_batch:9.2f} s {self.epoch:7.2f} s"
-        return f"{self.method:<18}{self.here:>12}{server:>12}{workers:>12}{times}"
+        times = f"{self.first_batch:11.2f} s{self.epoch:8.2f} s"
+        return f"{self.method:<18}{self.here:>12}{server:>13}{workers:>12}{times}"
 
 
 def initialisations() -> Counter[int]:
@@ -81,29 +82,30 @@ def initialisations() -> Counter[int]:
 
 async def measure(name: str, num_proc: int) -> Row:
     method = name.split()[0]
-    workers, starters, times = set(), set(), []
+    workers: set[int] = set()
+    starters: set[int] = set()
+    times = []
     began = time.perf_counter()
     batches = Prefetcher(Sleepy(64, 0.01), batch_size=4, num_proc=num_proc, mp_context=method)
     async for pids, parents in batches:
         times.append(time.perf_counter() - began)
         workers.update(pids.tolist())
         starters.update(parents.tolist())
-    times_of = initialisations()
-    server = None if method != "forkserver" else sum(times_of[pid] for pid in starters)
-    made = [times_of[pid] for pid in sorted(workers)]
-    return Row(name, times_of[os.getpid()], server, made, times[0], times[-1])
+    runs = initialisations()
+    server = sum(runs[pid] for pid in starters) if method == "forkserver" else None
+    return Row(name, runs[os.getpid()], server, [runs[pid] for pid in workers], times[0], times[-1])
 
 
 async def main(args: argparse.Namespace) -> None:
     # The explanation says what this warning says.
     warnings.filterwarnings("ignore", "mp_context='fork'", RuntimeWarning)
     print("how often the main module was initialised\n")
-    print(f"{'':<18}{'here':>12}{'fork server':>12}{'workers':>12}{'1st batch':>11}{'epoch':>9}")
+    print(f"{'':<18}{'here':>12}{'fork server':>13}{'workers':>12}{'1st batch':>13}{'epoch':>10}")
     for name in ("fork", "spawn", "forkserver", "forkserver again"):
         row = await measure(name, args.num_proc)
         print(row)
     print()
-    print(EXPLANATION.format(who=WHO[bool(row.server)]))
+    print(EXPLANATION.format(server=SERVER[bool(row.server)]))
 
 
 if __name__ == "__main__":

@@ -121,8 +121,10 @@ class Flow:
             yield item
 
 
-class AsyncFlow(Flow):
-    __iter__ = None  # type: ignore[assignment]
+class AsyncFlow:
+    def __init__(self, length: int, delays: Sequence[float] = ()) -> None:
+        self.length = length
+        self.delays = Delays(delays)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for item in range(self.length):
@@ -216,3 +218,81 @@ def double(item: Any) -> Any:
 async def async_double(item: Any) -> Any:
     await asyncio.sleep(0)
     return item * 2
+
+
+class DrawingReplica(Flow):
+    """An endless copy that draws at random, with its own generator."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = aioprefetch.worker_info()
+        assert info is not None
+        for _ in super().__iter__():
+            yield info.id, float(aioprefetch.rng().random())
+
+
+class EpochNumbers(Numbers):
+    """Each item tells the epoch that it was made in."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = aioprefetch.worker_info()
+        assert info is not None
+        return info.epoch, index
+
+
+class Noted(Numbers):
+    """Notes each item as it is begun."""
+
+    def __init__(self, length: int, journal: Journal, delays: Sequence[float] = ()) -> None:
+        super().__init__(length, delays)
+        self.journal = journal
+
+    def __getitem__(self, index: int) -> Any:
+        self.journal.add("item", index)
+        return super().__getitem__(index)
+
+
+class AsyncNoted(Noted):
+    async def __getitem__(self, index: int) -> Any:
+        self.journal.add("item", index)
+        await asyncio.sleep(self.delays.of(index))
+        return index
+
+
+class NotedFlow(Flow):
+    """The same for what is iterated; each of its shards notes only its own."""
+
+    def __init__(
+        self,
+        length: int,
+        journal: Journal,
+        delays: Sequence[float] = (),
+        num: int = 1,
+        index: int = 0,
+    ) -> None:
+        super().__init__(length, delays)
+        self.journal = journal
+        self.num, self.index = num, index
+
+    def shard(self, *, num_shards: int, index: int) -> NotedFlow:
+        return NotedFlow(self.length, self.journal, self.delays.delays, num_shards, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(self.index, self.length, self.num):
+            self.journal.add("item", item)
+            self.delays.sleep(item)
+            yield item
+
+
+class AsyncNotedFlow(AsyncFlow):
+    def __init__(self, length: int, journal: Journal, delays: Sequence[float] = ()) -> None:
+        super().__init__(length, delays)
+        self.journal = journal
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in range(self.length):
+            self.journal.add("item", item)
+            await asyncio.sleep(self.delays.of(item))
+            yield item
