@@ -1,135 +1,256 @@
-"""Memory that processes share: the shipped source, and a page that says what a worker does.
+"""Memory between one writer and its readers, handed over block by block and never copied.
 
-Everything here is anonymous: a descriptor that is handed over, with no name that could be
-left behind.
+    head │ a byte for each block │ blocks
+
+The writer of an arena is its only allocator: it sets a block's byte when it takes it. A
+reader frees: it clears the byte when its last view of the block has died. Neither asks the
+other, and a writer is known to be dead before its memory is given to anyone else.
+
+Blocks have powers of two as sizes, in address space, which costs nothing; in memory each is
+as large as the most it ever held. The lowest free one is taken, whose pages are warm.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
-import struct
-import tempfile
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+import weakref
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from ._wire import Segment
+import numpy as np
+from numpy.typing import NDArray
 
-_ALIGN = 64
+from ._memory import memory_file, punch, refuse_to_exhaust
+from ._page import Page
+from ._wire import LARGE, Segment
+
+_FIRST_CLASS = 6  # blocks of 64 bytes, and so every block is aligned to that
+_CLASSES = 36  # up to 2 TiB
+BLOCKS = 1 << 15  # of a class, at most
+_SLAB = 1 << 20  # what smaller blocks are cut from
+_LARGEST = 1 << 36  # address space of an arena; halved until the system agrees
+_SMALLEST = 1 << 26
+_WATCHED = 1 << 20  # growth from which available memory is looked at
+_STALE = 10.0  # seconds after which the pages of an unused block are given back
 
 
-def memory_file(name: str) -> int:
-    """A descriptor of anonymous memory: a memfd, else an unlinked temporary file."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+class Block(NamedTuple):
+    """A piece of an arena."""
 
-
-class Extent(NamedTuple):
-    """Where a segment lies in a shipment."""
-
+    number: int  # of its byte
     offset: int
-    nbytes: int
+    nbytes: int  # as much as is used
 
 
-class Shipment:
-    """Segments in one memory file, written once and mapped privately by every reader.
+class Space:
+    """The memory file of an arena, as mapped in this process."""
 
-    Readers may write what they map: the pages are shared until then.
-    """
+    def __init__(self, fd: int, size: int, records: int) -> None:
+        self.fd = fd
+        self.size = size
+        self.records = records
+        self.memory = mmap.mmap(fd, size)
+        self.page = Page(self.memory, records)
+        self.flags = Page.nbytes(records)
+        self.blocks = self.flags + _CLASSES * BLOCKS
+        self.blocks += -self.blocks % mmap.PAGESIZE
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.fd = memory_file("aioprefetch-source")
+    @classmethod
+    def create(cls, records: int) -> Space:
+        """As much address space as the system allows, none of it used.
+
+        Raises
+        ------
+        OSError
+            Not even the least is to be had.
+        """
+        fd = memory_file("aioprefetch")
         try:
-            self.extents = self._write(segments)
+            size = _LARGEST
+            while True:
+                try:
+                    os.truncate(fd, size)
+                    return cls(fd, size, records)
+                except (OSError, ValueError, OverflowError):
+                    if size <= _SMALLEST:
+                        raise
+                    size //= 2
         except BaseException:
-            self.close()
+            os.close(fd)
             raise
 
-    def _write(self, segments: Sequence[Segment]) -> list[Extent]:
-        extents = []
-        offset = 0
-        for segment in segments:
-            view = memoryview(segment).cast("B")
-            extents.append(Extent(offset, view.nbytes))
-            while view:  # a write takes 2 GiB at most, and lets other threads run
-                written = os.pwrite(self.fd, view, offset)
-                view = view[written:]
-                offset += written
-            offset += -offset % _ALIGN
-        os.truncate(self.fd, max(offset, mmap.PAGESIZE))
-        return extents
-
-    def close(self) -> None:
+    def close_fd(self) -> None:
+        """The mapping stays; the descriptor has been handed over."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
-
-def open_shipment(fd: int, extents: Sequence[Extent]) -> list[memoryview]:
-    """The segments of a shipment in this process's own, writable, copy-on-write memory."""
-    private = mmap.ACCESS_COPY  # MAP_PRIVATE with read and write, on every platform
-    view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, access=private))
-    return [view[offset : offset + nbytes] for offset, nbytes in extents]
+    def array(self, block: Block) -> NDArray[np.uint8]:
+        """The bytes of a block."""
+        return np.frombuffer(self.memory, np.uint8, block.nbytes, block.offset)
 
 
-class InHand(NamedTuple):
-    """An item that a worker is at work on."""
+class _Class:
+    """The blocks of one size."""
 
-    ticket: int
-    position: int  # of the item in its plan or stream
-    since: float  # time.monotonic() of the worker, the machine's own
+    def __init__(self, first: int) -> None:
+        self.first = first  # number of its first byte
+        self.offsets: list[int] = []
+        self.held: list[int] = []  # the most bytes that each held since it was last punched
+        self.taken: list[float] = []  # when each was last taken
 
 
-class Page:
-    """What a worker has in hand, one record for each item it may run at once.
+class Writer:
+    """The allocator of an arena; one thread's."""
 
-    The worker alone writes; the parent reads, and believes it once the worker is dead.
-    A ticket is written last and cleared first, so that no record is half of another.
-    """
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._classes = [_Class(space.flags + n * BLOCKS) for n in range(_CLASSES)]
+        self._next = space.blocks
+        self._open: dict[int, Block] = {}  # taken and not yet sent, by address
+        self._base = space.array(Block(0, 0, 1)).ctypes.data
 
-    _RECORD = struct.Struct("<QQd")
-    _TICKET = struct.Struct("<Q")
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array in a block of its own, or in private memory when there is no room."""
+        nbytes = dtype.itemsize * math.prod(shape)
+        block = self.take(nbytes) if nbytes >= LARGE else None  # small ones are sent together
+        if block is None:
+            return np.empty(shape, dtype)
+        self._open[self._base + block.offset] = block
+        return self._space.array(block).view(dtype).reshape(shape)
 
-    def __init__(self, fd: int, records: int) -> None:
-        self.fd = fd
-        self.records = records
-        self._memory = mmap.mmap(fd, self.nbytes(records))
-        self._free = list(range(records))
+    def opened(self, buffer: Segment) -> Block | None:
+        """The block that an array from `empty` fills, from now on to be sent."""
+        if not self._open:
+            return None
+        block = self._open.get(_address(buffer))
+        if block is None or block.nbytes != memoryview(buffer).nbytes:
+            return None
+        return self._open.pop(_address(buffer))
 
-    @classmethod
-    def nbytes(cls, records: int) -> int:
-        size = records * cls._RECORD.size
-        return size + -size % mmap.PAGESIZE
+    def view(self, block: Block) -> memoryview:
+        """The bytes of a block."""
+        return memoryview(self._space.memory)[block.offset : block.offset + block.nbytes]
 
-    @classmethod
-    def create(cls, records: int) -> Page:
-        fd = memory_file("aioprefetch-page")
-        os.truncate(fd, cls.nbytes(records))
-        return cls(fd, records)
+    def copy(self, block: Block, buffer: Segment) -> None:
+        """Fill a block; other threads run meanwhile."""
+        np.copyto(self._space.array(block), np.frombuffer(buffer, np.uint8))
 
-    def begin(self, ticket: int, position: int) -> int:
-        """Note an item before it is started; gives the record to ``end``."""
-        record = self._free.pop() if self._free else self.records - 1
-        at = record * self._RECORD.size
-        self._RECORD.pack_into(self._memory, at, 0, position, time.monotonic())
-        self._TICKET.pack_into(self._memory, at, ticket)
-        return record
+    def drop_opened(self) -> None:
+        """Free the blocks of arrays that will not be sent."""
+        for block in self._open.values():
+            self.free(block)
+        self._open.clear()
 
-    def end(self, record: int) -> None:
-        self._TICKET.pack_into(self._memory, record * self._RECORD.size, 0)
-        self._free.append(record)
+    def take(self, nbytes: int) -> Block | None:
+        """A block, or None when the arena has no more of that size.
 
-    def read(self) -> list[InHand]:
-        """The items in hand."""
-        size = self._RECORD.size
-        records = self._RECORD.iter_unpack(self._memory[: self.records * size])
-        return [InHand(*record) for record in records if record[0]]
+        Raises
+        ------
+        MemoryError
+            It needs memory that the machine, or the control group, does not have.
+        """
+        order = max((nbytes - 1).bit_length(), _FIRST_CLASS)
+        kind = self._classes[order - _FIRST_CLASS]
+        number = self._free(kind)
+        if number is None:
+            number = self._grow(kind, 1 << order)
+            if number is None:
+                return None
+        index = number - kind.first
+        self._reserve(kind, index, nbytes)
+        self._space.memory[number] = 1
+        kind.taken[index] = time.monotonic()
+        return Block(number, kind.offsets[index], nbytes)
 
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-            self._memory.close()
+    def free(self, block: Block) -> None:
+        """Take back a block that was not sent."""
+        self._space.memory[block.number] = 0
+
+    def trim(self) -> None:
+        """Give back the pages of blocks that have long been free."""
+        before = time.monotonic() - _STALE
+        for kind in self._classes:
+            for index, taken in enumerate(kind.taken):
+                free = not self._space.memory[kind.first + index]
+                if taken < before and free and kind.held[index] >= _SLAB:
+                    punch(self._base + kind.offsets[index], kind.held[index])
+                    kind.held[index] = 0
+
+    def _free(self, kind: _Class) -> int | None:
+        number = self._space.memory.find(b"\0", kind.first, kind.first + len(kind.offsets))
+        return None if number < 0 else number
+
+    def _grow(self, kind: _Class, size: int) -> int | None:
+        """Number of a new block; the first of several where they are small."""
+        slab = max(size, _SLAB)
+        if len(kind.offsets) + slab // size > BLOCKS or self._next + slab > self._space.size:
+            return None
+        number = kind.first + len(kind.offsets)
+        starts = range(self._next, self._next + slab, size)
+        kind.offsets.extend(starts)
+        kind.held.extend([0] * len(starts))
+        kind.taken.extend([0.0] * len(starts))
+        self._next += slab
+        return number
+
+    def _reserve(self, kind: _Class, index: int, nbytes: int) -> None:
+        # Above what it held only: reserving pages that are there costs a third of writing them.
+        more = nbytes - kind.held[index]
+        if more <= 0:
+            return
+        if more >= _WATCHED:
+            refuse_to_exhaust(more)
+            if hasattr(os, "posix_fallocate"):
+                with suppress(OSError):  # not every file system can
+                    os.posix_fallocate(self._space.fd, kind.offsets[index] + kind.held[index], more)
+        kind.held[index] = nbytes
+
+
+class Reader:
+    """The views of an arena that a process holds; a block is freed with the last of them."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._lent: dict[int, Block] = {}
+
+    @property
+    def lent(self) -> list[Block]:
+        """The blocks that someone holds a view of."""
+        return list(self._lent.values())
+
+    def lend(self, block: Block) -> NDArray[np.uint8]:
+        """The bytes of a block, writable; every view of them keeps it.
+
+        The views outlive the writer, the pool and this reader.
+        """
+        root = self._space.array(block)
+        self._lent[block.number] = block
+        finalizer = weakref.finalize(root, _free, self._space.memory, self._lent, block.number)
+        finalizer.atexit = False
+        return root
+
+    def abandon(self) -> None:
+        """The writer is dead: give back every page that is not lent. May take its time."""
+        base = self._space.array(Block(0, 0, 1)).ctypes.data
+        at = self._space.blocks
+        for block in sorted(self.lent, key=lambda block: block.offset):
+            punch(base + at, block.offset - at)
+            at = block.offset + block.nbytes
+        punch(base + at, self._space.size - at)
+
+
+def _address(buffer: Segment) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _free(memory: mmap.mmap, lent: dict[int, Block], number: int) -> None:
+    # One byte, stored at once under the interpreter's lock: no lock of ours, in any thread.
+    # That the loads of the dead views came before is certain where stores are not moved before
+    # older loads (x86), and in practice anywhere: thousands of instructions lie between.
+    lent.pop(number, None)
+    memory[number] = 0

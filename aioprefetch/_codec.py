@@ -10,16 +10,19 @@ import contextlib
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
 from cloudpickle import cloudpickle as _cloudpickle
 
+from ._arena import Block, Reader, Writer
 from ._culprit import explain
 from ._errors import RemoteError, RemoteTraceback, SerializationError, TaskError, shorten
 from ._wire import LARGE, Segment
 
+_ALIGN = 64
+_WORTH_A_BLOCK = 1024  # bytes of small buffers from which they go through shared memory
 _TEXT = 20_000  # characters of a remote traceback that travel
 _MESSAGE = 2_000  # characters of the text of an exception that cannot travel
 _ERROR = 1 << 20  # bytes of a pickled exception that travel
@@ -44,6 +47,38 @@ class Live(NamedTuple):
 
 
 Payload = Parcel | Live
+
+
+class Slice(NamedTuple):
+    """Part of a block of shared memory, by the place of the block in its list."""
+
+    block: int
+    start: int
+    nbytes: int
+
+
+class Packed(NamedTuple):
+    """A result on its way: its pickle, and where the buffers that left it are.
+
+    A buffer is a slice of a block, bytes of its own, or the number of the segment that
+    follows, when there was no shared memory for it.
+    """
+
+    pickled: bytes | Slice
+    blocks: tuple[Block, ...] = ()
+    buffers: tuple[Slice | bytearray | int, ...] = ()
+
+
+class Delivery(NamedTuple):
+    """A result that has come: decoded when it is delivered, from the memory it lies in."""
+
+    pickled: Any
+    buffers: Sequence[Any]
+    nbytes: int
+
+    def open(self) -> Any:
+        return pickle.loads(self.pickled, buffers=self.buffers)
+
 
 _Buffers = Callable[[pickle.PickleBuffer], Any] | None
 Dumps = Callable[..., bytes]
@@ -80,18 +115,118 @@ class _Patient(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
 
-def encode_result(value: Any) -> list[Segment]:
-    """The segments of what a worker has made.
+def encode_result(value: Any, writer: Writer | None) -> tuple[Packed, list[Segment]]:
+    """A result of a worker, its buffers in shared memory, and the segments for which there is none.
+
+    Arrays that were made there stay where they are; others are copied in, once.
 
     Raises
     ------
     SerializationError
         Naming the part that cannot be pickled.
+    MemoryError
+        Naming the bytes that are not to be had.
     """
     try:
-        return _encode(value, _plain_dumps)
+        pickled, *buffers = _encode(value, _plain_dumps, in_band=0)
     except Exception:  # a class or function of __main__, say
-        return _explained(value, _dumps_with(_Homeward))
+        pickled, *buffers = _explained(value, _dumps_with(_Homeward), in_band=0)
+    if not buffers and len(pickled) < LARGE:
+        return Packed(bytes(pickled)), []
+    return _Packing(writer).pack(pickled, buffers)
+
+
+class _Packing:
+    """Puts the buffers of one result in blocks: a large one in its own, small ones together."""
+
+    def __init__(self, writer: Writer | None) -> None:
+        self._writer = writer
+        self._blocks: list[Block] = []
+        self._segments: list[Segment] = []
+
+    def pack(self, pickled: Segment, buffers: list[Segment]) -> tuple[Packed, list[Segment]]:
+        try:
+            places = self._place_small([b for b in buffers if _size(b) < LARGE])
+            found = [
+                next(places) if _size(buffer) < LARGE else self._place(buffer) for buffer in buffers
+            ]
+            head = bytes(pickled) if len(pickled) < LARGE else self._place_pickle(pickled)
+        except BaseException:
+            self._give_back()
+            raise
+        return Packed(head, tuple(self._blocks), tuple(found)), self._segments
+
+    def _place_small(self, buffers: list[Segment]) -> Iterator[Slice | bytearray | int]:
+        sizes = [_size(buffer) + -_size(buffer) % _ALIGN for buffer in buffers]
+        block = None
+        if self._writer is not None and sum(sizes) >= _WORTH_A_BLOCK:
+            block = self._writer.take(sum(sizes))
+        if block is None:
+            return (bytearray(buffer) for buffer in buffers)
+        return iter(self._copy_all(block, buffers, sizes))
+
+    def _copy_all(self, block: Block, buffers: list[Segment], sizes: list[int]) -> list[Slice]:
+        assert self._writer is not None
+        self._blocks.append(block)
+        room = self._writer.view(block)
+        slices, start = [], 0
+        for buffer, size in zip(buffers, sizes, strict=True):
+            slices.append(Slice(len(self._blocks) - 1, start, _size(buffer)))
+            room[start : start + _size(buffer)] = buffer
+            start += size
+        return slices
+
+    def _place(self, buffer: Segment) -> Slice | int:
+        block = None
+        if self._writer is not None:
+            block = self._writer.opened(buffer)
+            if block is None:
+                block = self._writer.take(_size(buffer))
+                if block is not None:
+                    self._writer.copy(block, buffer)
+        if block is None:
+            self._segments.append(buffer)
+            return len(self._segments) - 1
+        self._blocks.append(block)
+        return Slice(len(self._blocks) - 1, 0, _size(buffer))
+
+    def _place_pickle(self, pickled: Segment) -> bytes | Slice:
+        place = self._place(pickled)
+        if isinstance(place, Slice):
+            return place
+        return bytes(self._segments.pop())
+
+    def _give_back(self) -> None:
+        for block in self._blocks:
+            assert self._writer is not None
+            self._writer.free(block)
+
+
+def _size(buffer: Segment) -> int:
+    return memoryview(buffer).nbytes
+
+
+def receive(packed: Packed, segments: Sequence[Segment], reader: Reader | None) -> Delivery:
+    """A result as it has come; the memory it lies in is kept until its last view dies."""
+    roots = [reader.lend(block) for block in packed.blocks] if reader is not None else []
+    buffers: list[Any] = []
+    for place in packed.buffers:
+        if isinstance(place, Slice):
+            buffers.append(_slice_of(roots, place))
+        else:
+            buffers.append(segments[place] if isinstance(place, int) else place)
+    pickled = packed.pickled
+    nbytes = sum(block.nbytes for block in packed.blocks) + sum(map(_size, segments))
+    if isinstance(pickled, Slice):
+        return Delivery(_slice_of(roots, pickled), buffers, nbytes)
+    return Delivery(pickled, buffers, nbytes + len(pickled))
+
+
+def _slice_of(roots: list[Any], place: Slice) -> Any:
+    root = roots[place.block]
+    if place.start == 0 and place.nbytes == len(root):
+        return root
+    return root[place.start : place.start + place.nbytes]
 
 
 def encode(value: Any) -> list[Segment]:
@@ -111,25 +246,28 @@ def encode_source(program: Any) -> list[Segment]:
     return _explained(program, _dumps_with(_Patient), name="")
 
 
-def _explained(value: Any, dumps: Dumps, name: str | None = None) -> list[Segment]:
+def _explained(
+    value: Any, dumps: Dumps, name: str | None = None, in_band: int = LARGE
+) -> list[Segment]:
     try:
-        return _encode(value, dumps)
+        return _encode(value, dumps, in_band)
     except Exception as error:
         name = type(value).__name__ if name is None else name
         raise SerializationError(explain(value, name)) from error
 
 
-def _encode(value: Any, dumps: Dumps) -> list[Segment]:
+def _encode(value: Any, dumps: Dumps, in_band: int = LARGE) -> list[Segment]:
+    """The pickle, then the buffers of ``in_band`` bytes or more, which leave it."""
     buffers: list[Segment] = []
 
-    def in_band(buffer: pickle.PickleBuffer) -> bool:
+    def stays(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < LARGE:
+        if view.nbytes < in_band:
             return True
         buffers.append(view)
         return False
 
-    return [dumps(value, buffer_callback=in_band), *buffers]
+    return [dumps(value, buffer_callback=stays), *buffers]
 
 
 def _plain_dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
@@ -143,6 +281,11 @@ def _dumps_with(pickler: type[pickle.Pickler]) -> Dumps:
         return file.getvalue()
 
     return dumps
+
+
+def message(record: Any) -> list[Segment]:
+    """The segment of a record of our own, all of whose types are importable."""
+    return [pickle.dumps(record, protocol=5)]
 
 
 def decode(segments: Sequence[Segment]) -> Any:

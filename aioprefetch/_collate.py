@@ -8,11 +8,15 @@ Nothing is promoted or dropped in silence: one dtype, one shape, one set of keys
 import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Where the arrays of a batch are made: a worker process has them in memory it shares.
+allocate: ContextVar[Callable[..., NDArray[Any]]] = ContextVar("allocate", default=np.empty)
 
 _Items: TypeAlias = list[Any]
 _Collate: TypeAlias = Callable[[_Items, str], Any]
@@ -99,7 +103,7 @@ def _stack(arrays: list[NDArray[Any]], path: str) -> NDArray[Any]:
     _check_arrays(arrays, path)
     first = arrays[0]
     # np.stack would choose the native byte order; an output given keeps the dtype.
-    out = np.empty((len(arrays), *first.shape), first.dtype)
+    out = allocate.get()((len(arrays), *first.shape), first.dtype)
     if first.ndim == 0:
         return np.stack(arrays, out=out)
     # Joined along their first axis they lie as if stacked, without np.stack's view of each.

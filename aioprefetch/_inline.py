@@ -14,6 +14,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from . import _codec
 from ._errors import PoolBroken, WorkerStartError, shorten
 from ._messages import Outcome
@@ -21,6 +23,18 @@ from ._pool import Request
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
 from ._worker import Program, Terms, Worker, drive
+
+
+class _Here:
+    """Results that stay in this process."""
+
+    empty = staticmethod(np.empty)
+
+    def pack(self, result: Any) -> _codec.Live:
+        return _codec.Live(result)
+
+    def discard(self) -> None:
+        """Nothing was set aside."""
 
 
 class InlinePool:
@@ -40,7 +54,7 @@ class InlinePool:
         self._thread = Helper("aioprefetch-worker")
         self._context = contextvars.copy_context()
         hop = self._hop if terms.is_async else None
-        self._worker = Worker(program, terms, 0, encode=_codec.Live, call=hop)
+        self._worker = Worker(program, terms, 0, outbox=_Here(), call=hop)
         self._queue: deque[Request] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._closing = False

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import _seeds
-from ._arena import Page
 from ._errors import Stage, TaskError, shorten
 from ._messages import NO_STREAM, Task
+from ._page import Page
 from ._place import Place, WorkerInfo, current
 
 _TEXT = 500  # characters of the original's text in a TaskError's

@@ -23,8 +23,10 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from . import _codec, _serve
-from ._arena import InHand, Page, Shipment
+from ._arena import Reader, Space
+from ._memory import Shipment
 from ._messages import Do, Done, Goodbye, Hello, Made, Refused, Release, Settle, Task
+from ._page import InHand
 from ._process import WorkerProcess
 from ._threads import Helper
 from ._wire import Channel, Frame, Segment
@@ -66,6 +68,7 @@ class Lane:
         self._events = events
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = WorkerProcess(context)
+        self._reader: Reader | None = None  # of the memory that its results come in
         self._ending = False  # told to end: then the end of its calls is no surprise
 
     @property
@@ -127,18 +130,18 @@ class Lane:
 
     def say(self, message: Settle | Release) -> None:
         """Tell the worker."""
-        self._send(_codec.encode(message))
+        self._send(_codec.message(message))
 
     def give(self, ticket: int, task: Task, payload: _codec.Payload) -> None:
         """Send a task with its keys or items."""
         segments = payload.segments if isinstance(payload, _codec.Parcel) else ()
-        self._send([*_codec.encode(Do(ticket, task)), *segments])
+        self._send([*_codec.message(Do(ticket, task)), *segments])
 
     def say_goodbye(self) -> None:
         """Let the worker finish what it has in hand, then end."""
         if not self._ending:
             self._ending = True
-            self._send(_codec.encode(Goodbye()))
+            self._send(_codec.message(Goodbye()))
 
     def _send(self, frame: list[Segment]) -> None:
         raise NotImplementedError
@@ -148,7 +151,8 @@ class Lane:
         if type(message) is Done:
             outcome = message.outcome
             if type(outcome) is Made:
-                outcome = outcome._replace(payload=_codec.Parcel(frame[1:]))
+                delivery = _codec.receive(outcome.payload, frame[1:], self._reader)
+                outcome = outcome._replace(payload=delivery)
             self._events.lane_done(self, message.ticket, outcome)
         elif type(message) is Hello:
             self.ready = True
@@ -209,31 +213,37 @@ class ChannelLane(Lane):
     """A worker with a private channel, a deadman and a page that says what it has in hand."""
 
     _ends: _ParentEnds | None = None
-    _page: Page | None = None
+    _space: Space | None = None
     _channel: Channel | None = None
 
     def _launch(self, post: _serve.Post, shipment: Shipment) -> None:
         ends = self._ends = _ParentEnds()
-        page = self._page = Page.create(post.terms.concurrency)
+        space = self._space = Space.create(post.terms.concurrency)
         kit = _serve.Kit(
             post,
             channel=_serve.Descriptor(ends.theirs.fileno()),
             deadman=_serve.Descriptor(ends.deadman_theirs),
-            page=_serve.Descriptor(page.fd),
-            page_records=page.records,
+            arena=_serve.Descriptor(space.fd),
+            arena_size=space.size,
+            arena_records=space.records,
             source=_serve.Descriptor(shipment.fd),
             extents=shipment.extents,
         )
         self._process.start(_serve.equip, kit, _serve.serve)
         ends.close_theirs()
+        space.close_fd()
+        self._reader = Reader(space)
 
     def _close(self) -> None:
         if self._ends is not None:
             self._ends.close_theirs()
             self._ends.close_deadman()
-        if self._page is not None:
-            self.hand = self._page.read()
-            self._page.close()
+        if self._space is not None:
+            self.hand = self._space.page.read()
+            self._space.close_fd()
+            if self._reader is not None:
+                self._reader.abandon()
+            self._space = None
 
     def close_watched(self) -> None:
         super().close_watched()

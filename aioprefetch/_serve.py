@@ -17,17 +17,19 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process, reduction
 from typing import Any, NamedTuple
 
+import numpy as np
 import threadpoolctl
 
 from . import _codec
-from ._arena import Extent, Page, open_shipment
+from ._arena import Space, Writer
 from ._errors import TaskError
+from ._memory import Extent, open_shipment
 from ._messages import Do, Done, Failed, Goodbye, Hello, Made, Outcome, Refused, Release, Settle
 from ._source import Facts
 from ._wire import BlockingChannel, Channel, Frame, Segment
@@ -37,6 +39,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_Packed = tuple[_codec.Packed, list[Segment]]
 
 MAX_DEPTH = 4  # pools in workers of pools: a source that starts itself must not fork for ever
 
@@ -83,8 +87,9 @@ class Kit:
     post: Post
     channel: Descriptor  # its end
     deadman: Descriptor  # the reading end
-    page: Descriptor
-    page_records: int
+    arena: Descriptor
+    arena_size: int
+    arena_records: int
     source: Descriptor  # the shipment
     extents: Sequence[Extent]
 
@@ -132,13 +137,31 @@ class _Start:
         _arm_deadman(kit.deadman.fd)
         self.doing = "loading the source and functions"
         program = _load(kit.post, open_shipment(kit.source.fd, kit.extents))
-        page = Page(kit.page.fd, kit.page_records)
-        return _make_worker(program, kit.post, page)
+        space = Space(kit.arena.fd, kit.arena_size, kit.arena_records)
+        return _make_worker(program, kit.post, space)
 
 
-def _make_worker(program: Program, post: Post, page: Page | None) -> Worker:
-    encode = _codec.encode_result
-    return Worker(program, post.terms, post.number, encode=encode, page=page)
+def _make_worker(program: Program, post: Post, space: Space | None) -> Worker:
+    page = None if space is None else space.page
+    return Worker(program, post.terms, post.number, outbox=_Outbox(space), page=page)
+
+
+class _Outbox:
+    """Results on their way to the parent, in this worker's memory where it has some."""
+
+    def __init__(self, space: Space | None) -> None:
+        self._writer = None if space is None else Writer(space)
+        self.empty: Callable[..., Any] = np.empty
+        if self._writer is not None:
+            self.empty = self._writer.empty
+
+    def pack(self, result: Any) -> _Packed:
+        return _codec.encode_result(result, self._writer)
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.drop_opened()
+            self._writer.trim()
 
 
 _OPENING = "running the source's reset_state() or worker_init_fn"
@@ -146,7 +169,7 @@ _OPENING = "running the source's reset_state() or worker_init_fn"
 
 def _refuse(channel: BlockingChannel, error: BaseException, doing: str) -> None:
     with suppress(OSError):
-        channel.send(_codec.encode(Refused(_codec.pack_error(error), doing)))
+        channel.send(_codec.message(Refused(_codec.pack_error(error), doing)))
         _await_end(channel)
 
 
@@ -239,7 +262,7 @@ def _converse(worker: Worker, channel: BlockingChannel, facts: Facts | None) -> 
     except BaseException as error:
         _refuse(channel, error, _OPENING)
         return
-    channel.send(_codec.encode(Hello(facts)))
+    channel.send(_codec.message(Hello(facts)))
     try:
         while True:
             frame = channel.receive()
@@ -271,14 +294,14 @@ async def _answer(worker: Worker, message: Do, payload: Sequence[Segment]) -> Fr
 
 
 def _frame(ticket: int, outcome: Outcome) -> Frame:
-    payload: Frame = []
+    segments: Sequence[Segment] = ()
     if type(outcome) is Made:
-        payload = outcome.payload
-        outcome = outcome._replace(payload=None)
+        packed, segments = outcome.payload
+        outcome = outcome._replace(payload=packed)
     elif type(outcome) is Failed:
         assert isinstance(outcome.error, TaskError)
         outcome = outcome._replace(error=_codec.pack_error(outcome.error))
-    return [*_codec.encode(Done(ticket, outcome)), *payload]
+    return [*_codec.message(Done(ticket, outcome)), *segments]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -310,7 +333,7 @@ class _Conversation:
         except BaseException as error:
             _refuse(self._start, error, _OPENING)
             return
-        self._start.send(_codec.encode(Hello(facts)))
+        self._start.send(_codec.message(Hello(facts)))
         loop = asyncio.get_running_loop()
         self._channel = Channel(loop, self._sock, self._hear, lambda: os._exit(1))
         await self._goodbye.wait()
@@ -386,8 +409,8 @@ class _Plain:
             facts = self.run(self.worker.make_source())
             self.run(self.worker.open())
         except BaseException as error:
-            return _codec.encode(Refused(_codec.pack_error(error), doing))
-        return _codec.encode(Hello(facts))
+            return _codec.message(Refused(_codec.pack_error(error), doing))
+        return _codec.message(Hello(facts))
 
     def answer(self, frame: Frame) -> Frame | None:
         assert self.worker is not None

@@ -12,14 +12,14 @@ import inspect
 import types
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import _seeds
-from ._arena import Page
-from ._collate import default_collate
+from ._collate import allocate, default_collate
 from ._errors import SkipItem, Stage, TaskError
 from ._job import Desk, Job
 from ._messages import NO_STREAM, Ended, Failed, Lost, Made, Nothing, Outcome, Task
+from ._page import Page
 from ._place import Place, WorkerInfo, current
 from ._source import (
     Call,
@@ -36,6 +36,20 @@ from ._source import (
 )
 
 T = TypeVar("T")
+
+
+class Outbox(Protocol):
+    """Where a worker's results go."""
+
+    @property
+    def empty(self) -> Callable[..., Any]:
+        """Makes an uninitialised array of a shape and dtype for a batch."""
+
+    def pack(self, result: Any) -> Any:
+        """The payload of a result; raises SerializationError or MemoryError."""
+
+    def discard(self) -> None:
+        """Let go of arrays that were made and not packed."""
 
 
 class Program(NamedTuple):
@@ -121,8 +135,8 @@ class Worker:
     ----------
     number
         The worker's id.
-    encode
-        Turns a result into the payload that travels.
+    outbox
+        Where batches are made, and what turns one into the payload that travels.
     call
         Calls a function of the user's; by default here and now.
     page
@@ -135,13 +149,13 @@ class Worker:
         terms: Terms,
         number: int,
         *,
-        encode: Callable[[Any], Any],
+        outbox: Outbox,
         call: Call | None = None,
         page: Page | None = None,
     ) -> None:
         self._program = program
         self._terms = terms
-        self._encode = encode
+        self._outbox = outbox
         self._source = program.source
         self._number = number
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
@@ -369,11 +383,14 @@ class Worker:
         skipped = sum(item.by_error for item in items if type(item) is _Left)
         if not kept:
             return Nothing(skipped)
-        batch = await self._collate(job, kept)
         try:
-            return Made(skipped, self._encode(batch))
-        except Exception as error:
-            return await self._unshippable(job, skipped, error)
+            batch = await self._collate(job, kept)
+            try:
+                return Made(skipped, self._outbox.pack(batch))
+            except Exception as error:
+                return await self._unshippable(job, skipped, error)
+        finally:
+            self._outbox.discard()
 
     async def _collate(self, job: Job, items: list[Any]) -> Any:
         collate = self._program.collate_fn
@@ -381,7 +398,11 @@ class Worker:
             return items[0]
         try:
             if collate is None:
-                return default_collate(items)
+                token = allocate.set(self._outbox.empty)
+                try:
+                    return default_collate(items)
+                finally:
+                    allocate.reset(token)
             with job.batch("batch"):
                 return await self._call(collate, items if self._terms.batched else items[0])
         except BaseException as error:
@@ -394,7 +415,7 @@ class Worker:
         if type(other) is _Left:
             return Nothing(skipped + 1)
         try:
-            return Made(skipped, self._encode(other))
+            return Made(skipped, self._outbox.pack(other))
         except Exception as again:
             raise _stop(job, "on_error", again, job.key(0)) from None
 

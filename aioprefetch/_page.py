@@ -1,0 +1,93 @@
+"""The head of a worker's memory: what it is at work on, and which waiting tasks are whose."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import threading
+import time
+from typing import NamedTuple
+
+_RECORD = struct.Struct("<QQd")
+_TICKET = struct.Struct("<Q")
+
+CLAIMS = 4096  # more tickets than a worker can have waiting
+
+
+class InHand(NamedTuple):
+    """An item that a worker is at work on."""
+
+    ticket: int
+    position: int  # of the item in its plan or stream
+    since: float  # time.monotonic() of the worker, the machine's own
+
+
+class Page:
+    """What a worker has in hand, and which of the tasks that wait it may still begin.
+
+    The worker alone writes the records, one for each item it may run at once; the parent
+    reads them, and believes them once the worker is dead. A ticket is written last and
+    cleared first, so that no record is half of another.
+
+    A waiting task is claimed by whoever writes its byte first: each side writes its own and
+    then reads the other's. Both may see both, and then the worker gives way and says so; never
+    does neither see the other.
+    """
+
+    def __init__(self, memory: mmap.mmap, records: int) -> None:
+        self._memory = memory
+        self._records = records
+        self._free = list(range(records))
+        self._begun = records * _RECORD.size
+        self._withdrawn = self._begun + CLAIMS
+        self._fence = threading.Lock()
+
+    @staticmethod
+    def nbytes(records: int) -> int:
+        size = records * _RECORD.size + 2 * CLAIMS
+        return size + -size % mmap.PAGESIZE
+
+    def begin(self, ticket: int, position: int) -> int:
+        """Note an item before it is started; gives the record to ``end``."""
+        record = self._free.pop() if self._free else self._records - 1
+        at = record * _RECORD.size
+        _RECORD.pack_into(self._memory, at, 0, position, time.monotonic())
+        _TICKET.pack_into(self._memory, at, ticket)
+        return record
+
+    def end(self, record: int) -> None:
+        _TICKET.pack_into(self._memory, record * _RECORD.size, 0)
+        self._free.append(record)
+
+    def read(self) -> list[InHand]:
+        """The items in hand."""
+        records = _RECORD.iter_unpack(self._memory[: self._records * _RECORD.size])
+        return [InHand(*record) for record in records if record[0]]
+
+    # Claims
+
+    def offer(self, ticket: int) -> None:
+        """In the parent, before a task is sent: nobody has claimed it."""
+        slot = ticket % CLAIMS
+        self._memory[self._begun + slot] = 0
+        self._memory[self._withdrawn + slot] = 0
+
+    def claim(self, ticket: int) -> bool:
+        """In the worker, before a task is begun: False when it has been withdrawn."""
+        slot = ticket % CLAIMS
+        self._memory[self._begun + slot] = 1
+        self._order()
+        return not self._memory[self._withdrawn + slot]
+
+    def withdraw(self, ticket: int) -> bool:
+        """In the parent: take a task back; False when the worker has begun, or will decline it."""
+        slot = ticket % CLAIMS
+        self._memory[self._withdrawn + slot] = 1
+        self._order()
+        return not self._memory[self._begun + slot]
+
+    def _order(self) -> None:
+        # The store before must be seen by others before the load after: taking a lock is an
+        # atomic exchange, which orders them.
+        with self._fence:
+            pass
