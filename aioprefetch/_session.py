@@ -377,6 +377,7 @@ class Iteration:
         self._window: Window | None = None
         self._over: Reason | None = None
         self._suspended = 0.0  # time.monotonic() when the consumer last was
+        self._out_of_breath = False  # whether letting others run was cut short
         if session is not None:
             self._window = session.begin(self, self._epoch)
 
@@ -421,9 +422,15 @@ class Iteration:
         return self._window
 
     async def _breathe(self) -> None:
-        if time.monotonic() - self._suspended > _BREATH:
-            await asyncio.sleep(0)
-            self._suspended = time.monotonic()
+        # Never twice in a row without having got through: a time-out that is always shorter
+        # than a turn of the loop must not keep the consumer from what is ready.
+        if self._out_of_breath or time.monotonic() - self._suspended <= _BREATH:
+            self._out_of_breath = False
+            return
+        self._out_of_breath = True
+        await asyncio.sleep(0)
+        self._out_of_breath = False
+        self._suspended = time.monotonic()
 
     def _check(self) -> None:
         if self._over in ("done", "aclosed"):
