@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from . import _codec
+from ._dispatch import Request
 from ._errors import PoolBroken, WorkerStartError, shorten
 from ._messages import Outcome
-from ._pool import Request
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
 from ._worker import Program, Terms, Worker, drive
@@ -75,7 +75,7 @@ class InlinePool:
                 f"or worker_init_fn: {type(error).__name__}: {shorten(str(error), 500)}"
             ) from error
 
-    def settle(self, split: Split | None, num_streams: int, hold: int) -> None:
+    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
         self._hold = max(1, hold - 1) if self._worker.is_async else 1
         self._worker.settle(split, num_streams)
 
@@ -91,7 +91,6 @@ class InlinePool:
 
     def submit(self, request: Request) -> None:
         self._queue.append(request)
-        self._feed()
 
     def forget(self, run: int) -> None:
         kept = [request for request in self._queue if request.task.run != run]
@@ -124,7 +123,7 @@ class InlinePool:
         for task in self._running:
             task.cancel()
 
-    def _feed(self) -> None:
+    def feed(self) -> None:
         while self._queue and len(self._running) < self._hold and not self._closing:
             self._spawn(self._run(self._queue.popleft()))
 
@@ -135,7 +134,7 @@ class InlinePool:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._feed()
+        self.feed()
 
     async def _run(self, request: Request) -> None:
         values = request.payload.open()

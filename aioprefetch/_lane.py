@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.context import BaseContext
@@ -25,12 +26,27 @@ from typing import Any, Protocol
 from . import _codec, _serve
 from ._arena import Reader, Space
 from ._memory import Shipment
-from ._messages import Do, Done, Goodbye, Hello, Made, Refused, Release, Settle, Task
-from ._page import InHand
+from ._messages import (
+    Do,
+    Done,
+    Failed,
+    Goodbye,
+    Hello,
+    Made,
+    Order,
+    Refused,
+    Release,
+    Report,
+    Settle,
+    Task,
+)
+from ._page import CLAIMS, InHand
 from ._process import WorkerProcess
 from ._threads import Helper
 from ._wire import Channel, Frame, Segment
 from ._worker import Terms
+
+_MAX_CHUNK = 256
 
 
 class LaneEvents(Protocol):
@@ -38,7 +54,7 @@ class LaneEvents(Protocol):
 
     def lane_ready(self, lane: Lane, facts: Any) -> None: ...
     def lane_refused(self, lane: Lane, refused: Refused) -> None: ...
-    def lane_done(self, lane: Lane, ticket: int, outcome: Any) -> None: ...
+    def lane_reports(self, lane: Lane, report: Report) -> None: ...
     def lane_dead(self, lane: Lane) -> None: ...
 
 
@@ -132,10 +148,38 @@ class Lane:
         """Tell the worker."""
         self._send(_codec.message(message))
 
-    def give(self, ticket: int, task: Task, payload: _codec.Payload) -> None:
-        """Send a task with its keys or items."""
-        segments = payload.segments if isinstance(payload, _codec.Parcel) else ()
-        self._send([*_codec.message(Do(ticket, task)), *segments])
+    largest_chunk = _MAX_CHUNK  # tasks that one message may carry
+
+    def give(self, orders: list[tuple[int, Task, _codec.Payload]]) -> None:
+        """Send tasks with their keys or items, in as few messages as these allow."""
+        chunk: list[Order] = []
+        for ticket, task, payload in orders:
+            segments = payload.segments if isinstance(payload, _codec.Parcel) else ()
+            if len(segments) > 1 or len(chunk) >= self.largest_chunk:
+                self._give(chunk, ())
+                chunk = []
+            if len(segments) > 1:
+                self._give([Order(ticket, task, None)], segments)
+            else:
+                values = segments[0] if segments else payload.open()
+                chunk.append(Order(ticket, task, values))
+        self._give(chunk, ())
+
+    def _give(self, orders: list[Order], segments: Sequence[Segment]) -> None:
+        if orders:
+            self.offer(orders)
+            self._send([*_codec.message(Do(orders)), *segments])
+
+    def offer(self, orders: list[Order]) -> None:
+        """The tasks are about to be sent, and nobody has claimed them."""
+
+    def withdraw(self, ticket: int) -> bool:
+        """Take back a task that has not been begun; False when it has, or may have been."""
+        return False
+
+    def begun(self, ticket: int) -> bool:
+        """Whether the worker, dead by now, had begun a task."""
+        return True
 
     def say_goodbye(self) -> None:
         """Let the worker finish what it has in hand, then end."""
@@ -148,17 +192,24 @@ class Lane:
 
     def _hear(self, frame: Frame) -> None:
         message = _codec.decode(frame[:1])
-        if type(message) is Done:
-            outcome = message.outcome
-            if type(outcome) is Made:
-                delivery = _codec.receive(outcome.payload, frame[1:], self._reader)
-                outcome = outcome._replace(payload=delivery)
-            self._events.lane_done(self, message.ticket, outcome)
+        if type(message) is Report:
+            self._events.lane_reports(self, self._received(message, frame[1:]))
         elif type(message) is Hello:
             self.ready = True
             self._events.lane_ready(self, message.facts)
         else:
             self._events.lane_refused(self, message)
+
+    def _received(self, report: Report, segments: Sequence[Segment]) -> Report:
+        done = [Done(ticket, self._unpacked(outcome, segments)) for ticket, outcome in report.done]
+        return report._replace(done=done)
+
+    def _unpacked(self, outcome: Any, segments: Sequence[Segment]) -> Any:
+        if type(outcome) is Made:
+            return Made(outcome.skipped, _codec.receive(outcome.payload, segments, self._reader))
+        if type(outcome) is Failed:
+            return outcome._replace(error=_codec.unpack_error(outcome.error))
+        return outcome
 
     def _call_on_loop(self, function: Any, *args: Any) -> None:
         assert self._loop is not None
@@ -214,6 +265,7 @@ class ChannelLane(Lane):
 
     _ends: _ParentEnds | None = None
     _space: Space | None = None
+    _begun = b""  # what was claimed when it died
     _channel: Channel | None = None
 
     def _launch(self, post: _serve.Post, shipment: Shipment) -> None:
@@ -240,6 +292,7 @@ class ChannelLane(Lane):
             self._ends.close_deadman()
         if self._space is not None:
             self.hand = self._space.page.read()
+            self._begun = self._space.page.begun()
             self._space.close_fd()
             if self._reader is not None:
                 self._reader.abandon()
@@ -259,6 +312,17 @@ class ChannelLane(Lane):
     def _send(self, frame: list[Segment]) -> None:
         if self._channel is not None and not self.dead:
             self._channel.send(frame)
+
+    def offer(self, orders: list[Order]) -> None:
+        assert self._space is not None
+        for order in orders:
+            self._space.page.offer(order.ticket)
+
+    def withdraw(self, ticket: int) -> bool:
+        return self._space is not None and self._space.page.withdraw(ticket)
+
+    def begun(self, ticket: int) -> bool:
+        return bool(self._begun[ticket % CLAIMS])
 
     def _served(self, _: Future[None]) -> None:
         self._call_on_loop(self._ended)
@@ -289,6 +353,7 @@ class SubmitLane(Lane):
     """The same where a loop cannot watch descriptors: every message is a call. Slower."""
 
     ship: Any = _serve.Copies
+    largest_chunk = 1  # a call has one answer
 
     def _launch(self, post: _serve.Post, shipment: _serve.Copies) -> None:
         kit = _serve.PlainKit(post, shipment)

@@ -22,11 +22,22 @@ class Task(NamedTuple):
     fetches: bool = False  # the payload holds keys to be fetched, not items
 
 
-class Do(NamedTuple):
-    """Parent to worker: run this."""
+class Order(NamedTuple):
+    """A task that a worker is to run, unless it is withdrawn before it is begun.
+
+    Its keys or items: as they are, where they are small and ours; pickled; or None, when
+    they are the segments that follow the message.
+    """
 
     ticket: int
     task: Task
+    values: Any
+
+
+class Do(NamedTuple):
+    """Parent to worker: run these, one after another."""
+
+    orders: list[Order]
 
 
 class Settle(NamedTuple):
@@ -60,10 +71,18 @@ class Refused(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Worker to parent: what became of a task. The payload of a `Made` follows."""
+    """What became of a task. Segments that follow the message are of the last one's result."""
 
     ticket: int
     outcome: Any
+
+
+class Report(NamedTuple):
+    """Worker to parent: what became of tasks, and which it found withdrawn."""
+
+    done: list[Done]
+    declined: list[int]
+    seconds: float  # that running them took
 
 
 class Made(NamedTuple):

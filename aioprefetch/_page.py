@@ -86,6 +86,10 @@ class Page:
         self._order()
         return not self._memory[self._begun + slot]
 
+    def begun(self) -> bytes:
+        """In the parent, of a dead worker: a byte for each ticket that it had claimed."""
+        return self._memory[self._begun : self._begun + CLAIMS]
+
     def _order(self) -> None:
         # The store before must be seen by others before the load after: taking a lock is an
         # atomic exchange, which orders them.

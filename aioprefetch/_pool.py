@@ -11,13 +11,11 @@ reaps. A request is settled exactly once: with its outcome, or with its worker's
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import process
@@ -25,9 +23,10 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from . import _codec, _serve
+from ._dispatch import Dispatcher, Request
 from ._errors import PoolBroken, WorkerDied, WorkerStartError, describe_exit, shorten
 from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
-from ._messages import NO_STREAM, Ended, Failed, Outcome, Refused, Release, Settle, Task
+from ._messages import NO_STREAM, Ended, Failed, Refused, Release, Report, Settle
 from ._source import Facts, Split
 from ._threads import Helper
 from ._worker import Program, Terms
@@ -39,39 +38,6 @@ _GUARD_HINT = (
     "If the script starts workers when it is imported, put that under "
     "`if __name__ == '__main__':`, since each worker imports the main module"
 )
-
-
-class Request:
-    """The future of one task: made by the window, settled once by the pool."""
-
-    __slots__ = ("_settled", "outcome", "payload", "task")
-
-    def __init__(
-        self, task: Task, payload: _codec.Payload, settled: Callable[[Request], None]
-    ) -> None:
-        self.task = task
-        self.payload = payload
-        self.outcome: Outcome | None = None
-        self._settled = settled
-
-    def settle(self, outcome: Outcome) -> None:
-        if self.outcome is not None:
-            raise RuntimeError(f"batch {self.task.seq} has two outcomes: {self.outcome}, {outcome}")
-        self.outcome = outcome
-        self._settled(self)
-
-    def item_keys(self) -> Sequence[Any]:
-        """What names its items: their keys, or their ordinals where they have none."""
-        task = self.task
-        if task.fetches:
-            return self.payload.open()  # type: ignore[no-any-return]
-        if task.stream != NO_STREAM:  # they are numbered where they are read
-            return ()
-        return range(task.position, task.position + task.size)
-
-    def key_at(self, position: int) -> Any:
-        """What names the item at a position of the plan."""
-        return self.item_keys()[position - self.task.position] if self.task.fetches else position
 
 
 class Pool(Protocol):
@@ -88,14 +54,20 @@ class Pool(Protocol):
     def busy(self) -> bool:
         """Whether a request is unsettled."""
 
-    def settle(self, split: Split | None, num_streams: int, hold: int) -> None:
-        """Tell the workers how the source is read; each holds ``hold`` tasks at most."""
+    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
+        """Tell the workers how the source is read.
+
+        Each holds ``hold`` tasks at most, or chunks of them, and ``window`` are out at most.
+        """
 
     def pack(self, values: Sequence[Any]) -> _codec.Payload:
         """Keys or items as they travel. Any thread; raises SerializationError."""
 
     def submit(self, request: Request) -> None:
         """Queue a request; it is settled, whatever happens, unless the pool is closed."""
+
+    def feed(self) -> None:
+        """Requests have been queued: send what there is room for."""
 
     def forget(self, run: int) -> None:
         """A pass is over: drop what of it is not started, close its streams."""
@@ -144,13 +116,8 @@ class ProcessPool:
         self._lanes: list[Lane] = [
             self._kind(n, crew.context, self._keeper, self) for n in range(crew.num_proc)
         ]
-        self._queue: deque[Request] = deque()
-        self._pinned: list[deque[Request]] = [deque() for _ in self._lanes]
-        self._held: list[dict[int, Request]] = [{} for _ in self._lanes]
-        self._hold = 2  # tasks that a worker runs at once, and one more for a blocked loop
-        self._warm: set[int] = set()  # lanes that have finished a task
+        self._dispatch = Dispatcher(self._lanes, self._loop)
         self._deaths: dict[int, WorkerDied] = {}
-        self._tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
         self._facts: Facts | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -236,8 +203,8 @@ class ProcessPool:
             self._ready.set_exception(error)
             self._ready.exception()  # whoever starts may have gone
 
-    def settle(self, split: Split | None, num_streams: int, hold: int) -> None:
-        self._hold = hold
+    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
+        self._dispatch.configure(hold, window)
         for lane in self._lanes:
             lane.say(Settle(split, num_streams))
 
@@ -245,7 +212,7 @@ class ProcessPool:
 
     @property
     def busy(self) -> bool:
-        return any((self._queue, *self._pinned, *self._held))
+        return self._dispatch.busy
 
     def pack(self, values: Sequence[Any]) -> _codec.Payload:
         return _codec.Parcel(_codec.encode(values))
@@ -256,60 +223,26 @@ class ProcessPool:
         return self._helper
 
     def submit(self, request: Request) -> None:
-        stream = request.task.stream
-        if stream == NO_STREAM:
-            self._queue.append(request)
-            self._feed()
-            return
-        number = stream % len(self._lanes)
-        if number in self._deaths:
-            request.settle(self._died(request, self._deaths[number]))
-            return
-        self._pinned[number].append(request)
-        self._feed_lane(self._lanes[number])
+        if request.task.stream != NO_STREAM:
+            death = self._deaths.get(self._dispatch.lane_of(request).number)
+            if death is not None:
+                request.settle(self._died(request, death))
+                return
+        self._dispatch.put(request)
+
+    def feed(self) -> None:
+        self._dispatch.feed()
 
     def forget(self, run: int) -> None:
-        for queue in (self._queue, *self._pinned):
-            kept = [request for request in queue if request.task.run != run]
-            queue.clear()
-            queue.extend(kept)
+        self._dispatch.forget(run)
         for lane in self._lanes:
             lane.say(Release(run))
 
-    def _feed(self) -> None:
-        while self._queue:
-            free = [lane for lane in self._lanes if self._room(lane)]
-            if not free:
-                return
-            lane = min(free, key=lambda lane: len(self._held[lane.number]))
-            self._give(lane, self._queue.popleft())
-
-    def _feed_lane(self, lane: Lane) -> None:
-        pinned = self._pinned[lane.number]
-        while pinned and self._room(lane):
-            self._give(lane, pinned.popleft())
-
-    def _room(self, lane: Lane) -> bool:
-        # The one task more waits behind what runs, so it goes only to a worker that has
-        # shown that it finishes.
-        hold = self._hold if lane.number in self._warm else self._hold - 1
-        return not lane.dead and len(self._held[lane.number]) < hold
-
-    def _give(self, lane: Lane, request: Request) -> None:
-        ticket = next(self._tickets)
-        self._held[lane.number][ticket] = request
-        lane.give(ticket, request.task, request.payload)
-
-    def lane_done(self, lane: Lane, ticket: int, outcome: Any) -> None:
-        request = self._held[lane.number].pop(ticket)
-        self._warm.add(lane.number)
-        self._feed_lane(lane)
-        self._feed()
-        if self._closing:
-            return
-        if type(outcome) is Failed:
-            outcome = outcome._replace(error=_codec.unpack_error(outcome.error))
-        request.settle(outcome)
+    def lane_reports(self, lane: Lane, report: Report) -> None:
+        settled = self._dispatch.settle(lane, report)
+        if not self._closing:
+            for request, outcome in settled:
+                request.settle(outcome)
 
     # Death
 
@@ -329,13 +262,10 @@ class ProcessPool:
         if len(self._deaths) == len(self._lanes):
             self.broken = PoolBroken(f"no worker is left: {what} last")
             self.broken.__cause__ = death
-            self._queue.clear()
-        held = self._held[lane.number]
-        unfinished = [*held.items(), *((0, request) for request in self._pinned[lane.number])]
-        held.clear()
-        self._pinned[lane.number].clear()
-        self._settle_dead(lane, unfinished, death)
-        self._feed()
+        self._settle_dead(lane, self._dispatch.lose(lane), death)
+        if self.broken is not None:
+            self._dispatch.clear()
+        self._dispatch.feed()
 
     def _settle_dead(
         self, lane: Lane, unfinished: list[tuple[int, Request]], death: WorkerDied
@@ -397,7 +327,7 @@ class ProcessPool:
 
     def _begin_closing(self) -> None:
         self._closing = True
-        self._queue.clear()
+        self._dispatch.clear()
 
     def _kill_lanes(self) -> None:
         for lane in self._lanes:
@@ -408,6 +338,7 @@ class ProcessPool:
         if not self._closing or not all(lane.buried for lane in self._lanes):
             return
         self._keeper.post(self._let_go)
+        self._dispatch.stop()
         if self._timer is not None:
             self._timer.cancel()
         if not self._closed.done():

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +31,21 @@ from . import _codec
 from ._arena import Space, Writer
 from ._errors import TaskError
 from ._memory import Extent, open_shipment
-from ._messages import Do, Done, Failed, Goodbye, Hello, Made, Outcome, Refused, Release, Settle
+from ._messages import (
+    Do,
+    Done,
+    Failed,
+    Goodbye,
+    Hello,
+    Made,
+    Order,
+    Outcome,
+    Refused,
+    Release,
+    Report,
+    Settle,
+)
+from ._page import Page
 from ._source import Facts
 from ._wire import BlockingChannel, Channel, Frame, Segment
 from ._worker import Program, Terms, Worker, drive
@@ -41,6 +56,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _Packed = tuple[_codec.Packed, list[Segment]]
+
+_MOMENT = 0.0005  # seconds after which finished tasks are reported, others waiting or not
 
 MAX_DEPTH = 4  # pools in workers of pools: a source that starts itself must not fork for ever
 
@@ -120,17 +137,19 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
     except BaseException as error:
         _refuse(channel, error, start.doing)
         return
+    assert start.page is not None
     if worker.is_async:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_Conversation(worker, sock, channel, facts).hold())
+            runner.run(_Conversation(worker, start.page, sock).hold(channel, facts))
     else:
-        _converse(worker, channel, facts)
+        _converse(worker, start.page, channel, facts)
 
 
 class _Start:
     """How far a worker has come, for the error that says so."""
 
     doing = "setting itself up"
+    page: Page | None = None
 
     def make_worker(self, kit: Kit) -> Worker:
         _settle_in(kit.post)
@@ -138,6 +157,7 @@ class _Start:
         self.doing = "loading the source and functions"
         program = _load(kit.post, open_shipment(kit.source.fd, kit.extents))
         space = Space(kit.arena.fd, kit.arena_size, kit.arena_records)
+        self.page = space.page
         return _make_worker(program, kit.post, space)
 
 
@@ -255,20 +275,91 @@ def _load(post: Post, segments: Sequence[Segment]) -> Program:
 # Conversing
 
 
-def _converse(worker: Worker, channel: BlockingChannel, facts: Facts | None) -> None:
-    """Tasks one after another, until Goodbye; the end without one is the parent's death."""
+class _Desk:
+    """Orders in, reports out; both kinds of conversation have one.
+
+    Finished tasks are reported together: when ``send`` is called, and before that when the
+    last report is older than a moment or a result has segments of its own.
+    """
+
+    def __init__(self, worker: Worker, page: Page | None, send: Callable[[Frame], None]) -> None:
+        self._worker = worker
+        self._page = page
+        self._send = send
+        self._done: list[Done] = []
+        self._declined: list[int] = []
+        self._seconds = 0.0
+        self._sent = time.perf_counter()
+
+    async def run(self, order: Order, segments: Sequence[Segment]) -> None:
+        """Run an order, unless it has been withdrawn."""
+        if self._page is not None and not self._page.claim(order.ticket):
+            self._declined.append(order.ticket)
+            return
+        began = time.perf_counter()
+        outcome = await self._outcome(order, segments)
+        now = time.perf_counter()
+        self._seconds += now - began
+        self._put(order.ticket, outcome)
+        if now - self._sent > _MOMENT:
+            self.send()
+
+    def send(self) -> None:
+        """Report what is finished."""
+        if self._done or self._declined:
+            self._flush(())
+
+    async def _outcome(self, order: Order, segments: Sequence[Segment]) -> Outcome:
+        worker, task = self._worker, order.task
+        values = order.values
+        try:
+            if values is None:
+                values = _codec.decode(segments) if segments else ()
+            elif type(values) is bytes:
+                values = _codec.decode([values])
+        except BaseException as error:  # a __setstate__ of the user's
+            return worker.failed(task, (), error)
+        try:
+            return await worker.run(order.ticket, task, values)
+        except asyncio.CancelledError as error:  # by the user's function: here nobody else does
+            return worker.failed(task, values, error)
+
+    def _put(self, ticket: int, outcome: Outcome) -> None:
+        segments: Sequence[Segment] = ()
+        if type(outcome) is Made:
+            packed, segments = outcome.payload
+            outcome = outcome._replace(payload=packed)
+        elif type(outcome) is Failed:
+            assert isinstance(outcome.error, TaskError)
+            outcome = outcome._replace(error=_codec.pack_error(outcome.error))
+        self._done.append(Done(ticket, outcome))
+        if segments:
+            self._flush(segments)
+
+    def _flush(self, segments: Sequence[Segment]) -> None:
+        report = Report(self._done, self._declined, self._seconds)
+        self._send([*_codec.message(report), *segments])
+        self._done, self._declined, self._seconds = [], [], 0.0
+        self._sent = time.perf_counter()
+
+
+def _converse(worker: Worker, page: Page, channel: BlockingChannel, facts: Facts | None) -> None:
+    """Orders one after another, until Goodbye; the end without one is the parent's death."""
     try:
         drive(worker.open())
     except BaseException as error:
         _refuse(channel, error, _OPENING)
         return
     channel.send(_codec.message(Hello(facts)))
+    desk = _Desk(worker, page, channel.send)
     try:
         while True:
             frame = channel.receive()
             message = _codec.decode(frame[:1])
             if type(message) is Do:
-                channel.send(drive(_answer(worker, message, frame[1:])))
+                for order in message.orders:
+                    drive(desk.run(order, frame[1:]))
+                desk.send()
             elif type(message) is Settle:
                 worker.settle(message.split, message.num_streams)
             elif type(message) is Release:
@@ -278,30 +369,6 @@ def _converse(worker: Worker, channel: BlockingChannel, facts: Facts | None) -> 
     except (EOFError, OSError):
         os._exit(1)
     drive(worker.close())
-
-
-async def _answer(worker: Worker, message: Do, payload: Sequence[Segment]) -> Frame:
-    ticket, task = message
-    try:
-        values = _codec.decode(payload) if payload else ()
-    except BaseException as error:  # a __setstate__ of the user's
-        return _frame(ticket, worker.failed(task, (), error))
-    try:
-        outcome = await worker.run(ticket, task, values)
-    except asyncio.CancelledError as error:  # by the user's function: here nobody else does
-        outcome = worker.failed(task, values, error)
-    return _frame(ticket, outcome)
-
-
-def _frame(ticket: int, outcome: Outcome) -> Frame:
-    segments: Sequence[Segment] = ()
-    if type(outcome) is Made:
-        packed, segments = outcome.payload
-        outcome = outcome._replace(payload=packed)
-    elif type(outcome) is Failed:
-        assert isinstance(outcome.error, TaskError)
-        outcome = outcome._replace(error=_codec.pack_error(outcome.error))
-    return [*_codec.message(Done(ticket, outcome)), *segments]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -315,25 +382,23 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 class _Conversation:
     """The same on a loop, for functions that are awaited: tasks overlap."""
 
-    def __init__(
-        self, worker: Worker, sock: socket.socket, start: BlockingChannel, facts: Facts | None
-    ) -> None:
+    def __init__(self, worker: Worker, page: Page, sock: socket.socket) -> None:
         self._worker = worker
         self._sock = sock
-        self._start = start
-        self._facts = facts
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbye = asyncio.Event()
         self._channel: Channel | None = None
+        self._desk = _Desk(worker, page, self._send)
+        self._sending = False
 
-    async def hold(self) -> None:
+    async def hold(self, start: BlockingChannel, facts: Facts | None) -> None:
         try:
-            facts = await self._worker.make_source() or self._facts
+            facts = await self._worker.make_source() or facts
             await self._worker.open()
         except BaseException as error:
-            _refuse(self._start, error, _OPENING)
+            _refuse(start, error, _OPENING)
             return
-        self._start.send(_codec.message(Hello(facts)))
+        start.send(_codec.message(Hello(facts)))
         loop = asyncio.get_running_loop()
         self._channel = Channel(loop, self._sock, self._hear, lambda: os._exit(1))
         await self._goodbye.wait()
@@ -345,7 +410,8 @@ class _Conversation:
     def _hear(self, frame: Frame) -> None:
         message = _codec.decode(frame[:1])
         if type(message) is Do:
-            self._begin(self._reply(message, frame[1:]))
+            for order in message.orders:
+                self._begin(self._run(order, frame[1:]))
         elif type(message) is Settle:
             self._worker.settle(message.split, message.num_streams)
         elif type(message) is Release:
@@ -358,8 +424,17 @@ class _Conversation:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reply(self, message: Do, payload: Sequence[Segment]) -> None:
-        frame = await _answer(self._worker, message, payload)
+    async def _run(self, order: Order, segments: Sequence[Segment]) -> None:
+        await self._desk.run(order, segments)
+        if not self._sending:  # together with what else ends in this turn of the loop
+            self._sending = True
+            asyncio.get_running_loop().call_soon(self._report)
+
+    def _report(self) -> None:
+        self._sending = False
+        self._desk.send()
+
+    def _send(self, frame: Frame) -> None:
         assert self._channel is not None
         self._channel.send(frame)
 
@@ -412,12 +487,21 @@ class _Plain:
             return _codec.message(Refused(_codec.pack_error(error), doing))
         return _codec.message(Hello(facts))
 
+    def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> Frame:
+        assert self.worker is not None
+        sent: list[Frame] = []
+        desk = _Desk(self.worker, None, sent.append)
+        (order,) = orders  # so that there is one answer
+        self.run(desk.run(order, segments))
+        desk.send()
+        (reply,) = sent
+        return [bytearray(segment) for segment in reply]
+
     def answer(self, frame: Frame) -> Frame | None:
         assert self.worker is not None
         message = _codec.decode(frame[:1])
         if type(message) is Do:
-            reply: Frame = self.run(_answer(self.worker, message, frame[1:]))
-            return [bytearray(segment) for segment in reply]
+            return self.run_orders(message.orders, frame[1:])
         if type(message) is Goodbye:
             self.run(self.worker.close())
             return None

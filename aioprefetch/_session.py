@@ -20,12 +20,13 @@ import anyio
 
 from . import _seeds
 from ._config import Config, keys_length
+from ._dispatch import Request
 from ._errors import PoolBroken, TaskError, WorkerStartError
 from ._feed import Feed
 from ._inline import InlinePool
 from ._messages import Failed, Made, Nothing
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
-from ._pool import Crew, Pool, ProcessPool, Request
+from ._pool import Crew, Pool, ProcessPool
 from ._source import Facts, Split, describe, is_async_function, was_cancelled
 from ._window import Window
 
@@ -138,7 +139,8 @@ class Session:
             split = self._split
             streams = 0 if split is None else self._config.num_streams(self._facts, split)
             hold = self._config.hold(is_async=self._is_async)
-            self._pool.settle(split, streams, hold)
+            window = self._config.window(split, is_async=self._is_async)
+            self._pool.settle(split, streams, hold, window)
         except BaseException:
             self._pool.kill()
             await self._pool.close()
@@ -377,6 +379,7 @@ class Iteration:
         self._window: Window | None = None
         self._over: Reason | None = None
         self._suspended = 0.0  # time.monotonic() when the consumer last was
+        self._out_of_breath = False  # whether letting others run was cut short
         if session is not None:
             self._window = session.begin(self, self._epoch)
 
@@ -421,9 +424,15 @@ class Iteration:
         return self._window
 
     async def _breathe(self) -> None:
-        if time.monotonic() - self._suspended > _BREATH:
-            await asyncio.sleep(0)
-            self._suspended = time.monotonic()
+        # Never twice in a row without having got through: a time-out that is always shorter
+        # than a turn of the loop must not keep the consumer from what is ready.
+        if self._out_of_breath or time.monotonic() - self._suspended <= _BREATH:
+            self._out_of_breath = False
+            return
+        self._out_of_breath = True
+        await asyncio.sleep(0)
+        self._out_of_breath = False
+        self._suspended = time.monotonic()
 
     def _check(self) -> None:
         if self._over in ("done", "aclosed"):

@@ -12,10 +12,12 @@ import copy
 from collections import deque
 from typing import Any
 
+from ._codec import Live
+from ._dispatch import Request
 from ._errors import WorkerDied
 from ._messages import NO_STREAM, Ended, Failed, Lost, Nothing
 from ._plan import Plan, Planned
-from ._pool import Pool, Request
+from ._pool import Pool
 
 
 class Window:
@@ -63,6 +65,7 @@ class Window:
             if planned is None:
                 break
             self._request(planned)
+        self._pool.feed()
         room = self._limit - self._size
         open_ = not self._closed and self._pool.broken is None
         if open_ and room > 0 and not self._plan.exhausted:
@@ -103,7 +106,7 @@ class Window:
         self._closed = False
 
     def _request(self, planned: Planned) -> None:
-        payload = planned.payload or self._pool.pack(planned.values)
+        payload = planned.payload or Live(planned.values)
         request = Request(planned.task, payload, self._take_in)
         self._size += 1
         if self._ordered:
@@ -140,6 +143,7 @@ class Window:
         request.payload = self._pool.pack([Lost(error) for error in errors])
         request.outcome = None
         self._pool.submit(request)
+        self._pool.feed()
         return True
 
     def _wake(self) -> None:

@@ -387,7 +387,9 @@ class Worker:
             batch = await self._collate(job, kept)
             try:
                 return Made(skipped, self._outbox.pack(batch))
-            except Exception as error:
+            except BaseException as error:
+                if was_cancelled(error):
+                    raise
                 return await self._unshippable(job, skipped, error)
         finally:
             self._outbox.discard()
@@ -408,7 +410,7 @@ class Worker:
         except BaseException as error:
             raise _stop(job, "collate", error) from None
 
-    async def _unshippable(self, job: Job, skipped: int, error: Exception) -> Outcome:
+    async def _unshippable(self, job: Job, skipped: int, error: BaseException) -> Outcome:
         if self._terms.batched or self._program.on_error == "raise":
             raise _stop(job, "result", error, None if self._terms.batched else job.key(0))
         other = await self._failed(job, job.error("result", error, job.key(0)))
@@ -416,7 +418,7 @@ class Worker:
             return Nothing(skipped + 1)
         try:
             return Made(skipped, self._outbox.pack(other))
-        except Exception as again:
+        except BaseException as again:
             raise _stop(job, "on_error", again, job.key(0)) from None
 
 
