@@ -1,4 +1,4 @@
-"""Objects to and from segments: results, arguments, errors, and the shipped source.
+"""Objects to and from segments: results, keys and items, and the shipped source.
 
 Plain pickle is tried first and cloudpickle when it fails. Large buffers leave the pickle
 and become segments of their own, so that no array is copied into it.
@@ -6,10 +6,8 @@ and become segments of their own, so that no array is copied into it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import pickle
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,35 +16,50 @@ from cloudpickle import cloudpickle as _cloudpickle
 
 from ._arena import Block, Reader, Writer
 from ._culprit import explain
-from ._errors import RemoteError, RemoteTraceback, SerializationError, TaskError, shorten
+from ._errors import SerializationError, shorten
+from ._messages import Lost
 from ._wire import LARGE, Segment
 
 _ALIGN = 64
 _WORTH_A_BLOCK = 1024  # bytes of small buffers from which they go through shared memory
-_TEXT = 20_000  # characters of a remote traceback that travel
-_MESSAGE = 2_000  # characters of the text of an exception that cannot travel
-_ERROR = 1 << 20  # bytes of a pickled exception that travel
 
 
 class Parcel(NamedTuple):
-    """An encoded object; decoded when it is delivered."""
+    """Keys or items, encoded one by one, so that one that cannot travel is lost alone."""
 
-    segments: Sequence[Segment]
+    values: list[tuple[bytes, int]]  # the pickle of each, and how many buffers left it
+    buffers: Sequence[Segment]
 
-    def open(self) -> Any:
-        return decode(self.segments)
+    def open(self) -> list[Any]:
+        return list(self.read(self.buffers))
+
+    def read(self, buffers: Sequence[Segment]) -> Iterator[Any]:
+        """The values, in the memory of ``buffers``."""
+        start = 0
+        for pickled, count in self.values:
+            try:
+                yield pickle.loads(pickled, buffers=buffers[start : start + count])
+            except BaseException as error:  # a __setstate__ of the user's
+                yield Lost(error, "a key that cannot be rebuilt in the worker")
+            start += count
 
 
 class Live(NamedTuple):
-    """An object that never left this process."""
+    """An object that never left this process, or only ints."""
 
     value: Any
 
     def open(self) -> Any:
         return self.value
 
+    def read(self, buffers: Sequence[Segment]) -> Any:
+        return self.value
+
 
 Payload = Parcel | Live
+
+_Buffers = Callable[[pickle.PickleBuffer], Any] | None
+Dumps = Callable[..., bytes]
 
 
 class Slice(NamedTuple):
@@ -80,10 +93,6 @@ class Delivery(NamedTuple):
         return pickle.loads(self.pickled, buffers=self.buffers)
 
 
-_Buffers = Callable[[pickle.PickleBuffer], Any] | None
-Dumps = Callable[..., bytes]
-
-
 _received: frozenset[str] = frozenset()  # trackers of the classes that came with the source
 
 
@@ -97,7 +106,7 @@ def _own_class(tracker: str) -> type:
     return _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[tracker]  # type: ignore[no-any-return]
 
 
-class _Homeward(cloudpickle.Pickler):  # type: ignore[misc]
+class Homeward(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, but a class that this process was sent goes back as a reference."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -128,9 +137,9 @@ def encode_result(value: Any, writer: Writer | None) -> tuple[Packed, list[Segme
         Naming the bytes that are not to be had.
     """
     try:
-        pickled, *buffers = _encode(value, _plain_dumps, in_band=0)
-    except Exception:  # a class or function of __main__, say
-        pickled, *buffers = _explained(value, _dumps_with(_Homeward), in_band=0)
+        pickled, *buffers = _encode(value, plain_dumps, in_band=0)
+    except BaseException:  # a class or function of __main__, say, or what a __reduce__ raised
+        pickled, *buffers = _explained(value, dumps_with(Homeward), in_band=0)
     if not buffers and len(pickled) < LARGE:
         return Packed(bytes(pickled)), []
     return _Packing(writer).pack(pickled, buffers)
@@ -229,21 +238,40 @@ def _slice_of(roots: list[Any], place: Slice) -> Any:
     return root[place.start : place.start + place.nbytes]
 
 
+def encode_values(values: Sequence[Any]) -> Payload:
+    """Keys or items as a worker is sent them; one that cannot be is replaced by a `Lost`."""
+    if all(type(value) is int for value in values):
+        return Live(list(values))
+    encoded, buffers = [], []
+    for value in values:
+        pickled, *left = _encode_or_lose(value)
+        encoded.append((bytes(pickled), len(left)))
+        buffers += left
+    return Parcel(encoded, buffers)
+
+
+def _encode_or_lose(value: Any) -> list[Segment]:
+    try:
+        return encode(value)
+    except SerializationError as error:
+        return encode(Lost(error, shorten(value)))
+
+
 def encode(value: Any) -> list[Segment]:
     """The segments of what a worker is sent; raises as `encode_result` does."""
     try:
-        segments = _encode(value, _plain_dumps)
-    except Exception:
+        segments = _encode(value, plain_dumps)
+    except BaseException:  # whatever a __reduce__ of the user's raises
         segments = []
     # A reference to __main__ means this process's, and the worker's is another.
     if segments and b"__main__" not in segments[0]:
         return segments
-    return _explained(value, _dumps_with(cloudpickle.Pickler))
+    return _explained(value, dumps_with(cloudpickle.Pickler))
 
 
 def encode_source(program: Any) -> list[Segment]:
     """As `encode`, letting other threads run; the parts of the program are named by its fields."""
-    return _explained(program, _dumps_with(_Patient), name="")
+    return _explained(program, dumps_with(_Patient), name="")
 
 
 def _explained(
@@ -251,7 +279,9 @@ def _explained(
 ) -> list[Segment]:
     try:
         return _encode(value, dumps, in_band)
-    except Exception as error:
+    except MemoryError:
+        raise
+    except BaseException as error:
         name = type(value).__name__ if name is None else name
         raise SerializationError(explain(value, name)) from error
 
@@ -270,11 +300,11 @@ def _encode(value: Any, dumps: Dumps, in_band: int = LARGE) -> list[Segment]:
     return [dumps(value, buffer_callback=stays), *buffers]
 
 
-def _plain_dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
+def plain_dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
     return pickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
 
 
-def _dumps_with(pickler: type[pickle.Pickler]) -> Dumps:
+def dumps_with(pickler: type[pickle.Pickler]) -> Dumps:
     def dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
         file = io.BytesIO()
         pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
@@ -291,83 +321,3 @@ def message(record: Any) -> list[Segment]:
 def decode(segments: Sequence[Segment]) -> Any:
     """The object; its arrays lie in the memory of the segments."""
     return pickle.loads(segments[0], buffers=segments[1:])
-
-
-class PackedError(NamedTuple):
-    """An exception on its way; ``pickled`` is None when it cannot be rebuilt."""
-
-    fields: TaskError | None
-    pickled: bytes | None
-    type_name: str
-    message: str
-    text: str
-
-
-def pack_error(error: BaseException) -> PackedError:
-    """Pack a TaskError with its cause, or any other exception; never fails."""
-    fields = error if isinstance(error, TaskError) else None
-    original = error if fields is None else (fields.__cause__ or fields)
-    return PackedError(
-        _portable(fields),
-        _pickled(original),
-        type(original).__qualname__,
-        _text(lambda: str(original))[:_MESSAGE],
-        _text(lambda: "".join(traceback.format_exception(original))),
-    )
-
-
-def unpack_error(packed: PackedError) -> BaseException:
-    """The exception that `pack_error` was given, its remote traceback at its cause."""
-    original: BaseException | None = None
-    if packed.pickled is not None:
-        with contextlib.suppress(Exception):
-            original = pickle.loads(packed.pickled)
-    if not isinstance(original, BaseException):
-        original = RemoteError(f"{packed.type_name}: {packed.message}")
-    original.__cause__ = RemoteTraceback(packed.text)
-    if packed.fields is None:
-        return original
-    if type(original) is not type(packed.fields):
-        packed.fields.__cause__ = original
-    return packed.fields
-
-
-def _portable(error: TaskError | None) -> TaskError | None:
-    """``error``, its keys shown as text when they cannot travel."""
-    if error is None:
-        return None
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error.index = None if error.index is None else shorten(error.index)
-        error.indices = tuple(map(shorten, error.indices))
-    return error
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    """The exception pickled, if it can be rebuilt from that."""
-    try:
-        data = _in_band(error)
-        rebuilt = pickle.loads(data)
-    except BaseException:  # its own __reduce__ or __init__ may raise anything
-        return None
-    return data if len(data) <= _ERROR and type(rebuilt) is type(error) else None
-
-
-def _in_band(value: Any) -> bytes:
-    try:
-        return _plain_dumps(value)
-    except Exception:
-        return _dumps_with(_Homeward)(value)
-
-
-def _text(make: Callable[[], str]) -> str:
-    try:
-        text = make()
-    except BaseException as error:  # a __str__ of the user's
-        text = f"<its text could not be made: {type(error).__name__}>"
-    if len(text) <= _TEXT:
-        return text
-    return (
-        f"{text[: _TEXT // 2]}\n… {len(text) - _TEXT} characters left out …\n{text[-_TEXT // 2 :]}"
-    )

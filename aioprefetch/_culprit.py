@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from ._errors import shorten
+from ._errors import describe_error, shorten
 
 _DEPTH = 12
 _BREADTH = 1_000  # parts of one object that are looked at
@@ -20,11 +20,12 @@ _BREADTH = 1_000  # parts of one object that are looked at
 def explain(value: Any, name: str) -> str:
     """Which part of ``value`` cannot be pickled, in a sentence."""
     path, part, error = _culprit(value, name)
+    why = "it cannot be rebuilt" if error is None else describe_error(error)
     where = path.lstrip(".")
     return (
         f"{where} cannot be pickled: {type(part).__name__} {shorten(part)} "
-        f"({type(error).__name__}: {shorten(str(error), 200)}). Create it in the worker instead "
-        "(on first use, in worker_init_fn, or from a function given as the source), "
+        f"({why}). Create it in the worker instead (on "
+        " first use, in worker_init_fn, or from a function given as the source), "
         "or leave it out with __getstate__."
     )
 
@@ -45,7 +46,7 @@ def _culprit(value: Any, path: str) -> tuple[str, Any, BaseException | None]:
 def _why_not(value: Any) -> BaseException | None:
     try:
         pickle.loads(cloudpickle.dumps(value))
-    except Exception as error:
+    except BaseException as error:
         return error
     return None
 

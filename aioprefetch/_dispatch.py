@@ -45,7 +45,8 @@ class Request:
         """What names its items: their keys, or their ordinals where they have none."""
         task = self.task
         if task.fetches:
-            return self.payload.open()  # type: ignore[no-any-return]
+            keys: Sequence[object] = self.payload.open()
+            return keys
         if task.stream != NO_STREAM:  # they are numbered where they are read
             return ()
         return range(task.position, task.position + task.size)

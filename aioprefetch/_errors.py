@@ -123,9 +123,23 @@ def shorten(value: object, limit: int = _SHOWN) -> str:
     """``repr(value)``, cut in the middle; never raises."""
     try:
         text = repr(value)
-    except Exception as error:  # a repr of the user's
+    except BaseException as error:  # a repr of the user's
         return f"<{type(value).__name__}: repr failed with {type(error).__name__}>"
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 :]}"
+
+
+def text_of(error: BaseException, limit: int = 500) -> str:
+    """``str(error)``, cut at its end; never raises."""
+    try:
+        text = str(error)
+    except BaseException as raised:  # a __str__ of the user's
+        return f"<its text could not be made: {type(raised).__name__}>"
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and text of an exception, for a message; never raises."""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def describe_exit(exitcode: int | None) -> str:

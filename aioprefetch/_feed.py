@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._codec import Payload
-from ._errors import SerializationError, TaskError, shorten
-from ._messages import NO_STREAM, Lost, Task
+from ._errors import TaskError, describe_error
+from ._messages import NO_STREAM, Task
 from ._plan import Pass, Planned
 from ._source import Call, End, Reading, is_async_iterable, reset, start_epoch, was_cancelled
 from ._threads import Helper
@@ -181,31 +181,18 @@ class Feed:
         task = self._task(len(values))
         self._seq += 1
         self._position += len(values)
-        return Planned(task, values, self._packed(values))
+        return Planned(task, values, self._pack(values))
 
     def _task(self, size: int) -> Task:
         run, epoch, _ = self._pass
         return Task(run, epoch, self._seq, self._position, size, NO_STREAM, self._fetches)
 
-    def _packed(self, values: Sequence[Any]) -> Payload:
-        try:
-            return self._pack(values)
-        except SerializationError:
-            return self._pack([self._or_lost(value) for value in values])
-
-    def _or_lost(self, value: Any) -> Any:
-        try:
-            self._pack([value])
-        except SerializationError as error:
-            return Lost(error)
-        return value
-
     def _failed(self, cause: BaseException) -> Planned:
         task = self._task(0)
         name = getattr(self._iterable, "__qualname__", type(self._iterable).__qualname__)
         error = TaskError(
-            f"reading {name} failed at item {self._position}: {type(cause).__name__}: "
-            f"{shorten(str(cause), 500)} (batch {task.seq}, epoch {task.epoch}, this process)",
+            f"reading {name} failed at item {self._position}: {describe_error(cause)} "
+            f"(batch {task.seq}, epoch {task.epoch}, this process)",
             index=self._position,
             seq=task.seq,
             epoch=task.epoch,

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import _codec
 from ._dispatch import Request
-from ._errors import PoolBroken, WorkerStartError, shorten
+from ._errors import PoolBroken, WorkerStartError, describe_error
 from ._messages import Outcome
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
@@ -54,7 +54,7 @@ class InlinePool:
         self._thread = Helper("aioprefetch-worker")
         self._context = contextvars.copy_context()
         hop = self._hop if terms.is_async else None
-        self._worker = Worker(program, terms, 0, outbox=_Here(), call=hop)
+        self._worker = Worker(program, terms, 0, outbox=_Here(), call=hop, closing=self._is_closing)
         self._queue: deque[Request] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -72,7 +72,7 @@ class InlinePool:
                 raise
             raise WorkerStartError(
                 "the background thread failed while running the source's function, reset_state() "
-                f"or worker_init_fn: {type(error).__name__}: {shorten(str(error), 500)}"
+                f"or worker_init_fn: {describe_error(error)}"
             ) from error
 
     def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
@@ -108,6 +108,9 @@ class InlinePool:
 
     def release(self) -> None:
         self._thread.stop()
+
+    def _is_closing(self) -> bool:
+        return self._closing
 
     def kill(self) -> None:
         self._closing = True

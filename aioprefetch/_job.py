@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import _seeds
-from ._errors import Stage, TaskError, shorten
-from ._messages import NO_STREAM, Task
-from ._page import Page
+from ._errors import Stage, TaskError, describe_error, shorten
+from ._messages import NO_STREAM, Lost, Task
+from ._page import NO_ITEM, Page
 from ._place import Place, WorkerInfo, current
-
-_TEXT = 500  # characters of the original's text in a TaskError's
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Job:
         task = self.task
         place = (task.epoch, task.position, task.stream + 1)
         key = _seeds.key_of(self.desk.info.seed, domain, *place)
-        return _Around(self, task.position, key)
+        return _Around(self, task.position, key, NO_ITEM)
 
     def _around_item(self, position: int) -> _Around:
         return _Around(self, position, self._item_key(position))
@@ -64,7 +62,9 @@ class Job:
 
     def key(self, offset: int) -> Any:
         """What names the item at ``offset``: its key, or its ordinal when it has none."""
-        return self.values[offset] if self.task.fetches else self.task.position + offset
+        if not self.task.fetches:
+            return self.task.position + offset
+        return _as_key(self.values[offset])
 
     def error(self, stage: Stage, cause: BaseException, index: Any = None) -> TaskError:
         """A TaskError from ``cause``: of the item with key ``index``, or of the batch."""
@@ -72,7 +72,7 @@ class Job:
         task, worker = self.task, self.desk.info.id
         which = "the batch" if index is None else f"item {shorten(index)}"
         error = TaskError(
-            f"{which} failed in {stage}: {type(cause).__name__}: {_text(cause)} "
+            f"{which} failed in {stage}: {describe_error(cause)} "
             f"(batch {task.seq}, epoch {task.epoch}, worker {worker})",
             index=index,
             indices=self._keys(),
@@ -86,25 +86,30 @@ class Job:
 
     def _keys(self) -> Sequence[Any]:
         if self.task.fetches:
-            return self.values
+            return [_as_key(value) for value in self.values]
         first = self.task.position
         return range(first, first + (len(self.values) or self.task.size))
+
+
+def _as_key(value: Any) -> Any:
+    return value.key if isinstance(value, Lost) else value
 
 
 class _Around:
     """Around calls of the user's: the place they stand at, the seeds, the item in hand."""
 
-    __slots__ = ("_job", "_key", "_position", "_record", "_token")
+    __slots__ = ("_item", "_job", "_key", "_position", "_record", "_token")
 
-    def __init__(self, job: Job, position: int, key: int) -> None:
+    def __init__(self, job: Job, position: int, key: int, item: int | None = None) -> None:
         self._job = job
         self._position = position
         self._key = key
+        self._item = position if item is None else item
 
     def __enter__(self) -> None:
         job, desk = self._job, self._job.desk
         if desk.page is not None:
-            self._record = desk.page.begin(job.ticket, self._position)
+            self._record = desk.page.begin(job.ticket, self._item)
         place = Place(desk.info, job.task.epoch, self._position, self._key)
         self._token: Token[Place] = current.set(place)
         if desk.seeds_globals:
@@ -123,11 +128,3 @@ def _unwrapped(error: BaseException) -> BaseException:
     if isinstance(error, RuntimeError) and isinstance(cause, StopIteration):
         return cause
     return error
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException as raised:
-        return f"<its text could not be made: {type(raised).__name__}>"
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"

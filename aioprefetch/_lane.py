@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from . import _codec, _serve
 from ._arena import Reader, Space
+from ._exceptions import unpack_error
 from ._memory import Shipment
 from ._messages import (
     Do,
@@ -154,15 +155,15 @@ class Lane:
         """Send tasks with their keys or items, in as few messages as these allow."""
         chunk: list[Order] = []
         for ticket, task, payload in orders:
-            segments = payload.segments if isinstance(payload, _codec.Parcel) else ()
-            if len(segments) > 1 or len(chunk) >= self.largest_chunk:
+            alone = isinstance(payload, _codec.Parcel) and bool(payload.buffers)
+            if alone or len(chunk) >= self.largest_chunk:
                 self._give(chunk, ())
                 chunk = []
-            if len(segments) > 1:
-                self._give([Order(ticket, task, None)], segments)
+            if isinstance(payload, _codec.Parcel) and payload.buffers:
+                bare = payload._replace(buffers=())
+                self._give([Order(ticket, task, bare)], payload.buffers)
             else:
-                values = segments[0] if segments else payload.open()
-                chunk.append(Order(ticket, task, values))
+                chunk.append(Order(ticket, task, payload))
         self._give(chunk, ())
 
     def _give(self, orders: list[Order], segments: Sequence[Segment]) -> None:
@@ -208,7 +209,7 @@ class Lane:
         if type(outcome) is Made:
             return Made(outcome.skipped, _codec.receive(outcome.payload, segments, self._reader))
         if type(outcome) is Failed:
-            return outcome._replace(error=_codec.unpack_error(outcome.error))
+            return outcome._replace(error=unpack_error(outcome.error))
         return outcome
 
     def _call_on_loop(self, function: Any, *args: Any) -> None:
@@ -312,6 +313,11 @@ class ChannelLane(Lane):
     def _send(self, frame: list[Segment]) -> None:
         if self._channel is not None and not self.dead:
             self._channel.send(frame)
+
+    def say_goodbye(self) -> None:
+        if self._space is not None:
+            self._space.page.shut()
+        super().say_goodbye()
 
     def offer(self, orders: list[Order]) -> None:
         assert self._space is not None

@@ -25,13 +25,12 @@ class Task(NamedTuple):
 class Order(NamedTuple):
     """A task that a worker is to run, unless it is withdrawn before it is begun.
 
-    Its keys or items: as they are, where they are small and ours; pickled; or None, when
-    they are the segments that follow the message.
+    The buffers of its keys or items are the segments that follow the message.
     """
 
     ticket: int
     task: Task
-    values: Any
+    payload: Any
 
 
 class Do(NamedTuple):
@@ -113,9 +112,10 @@ class Failed(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Stands in a payload for an item that could not be handed over."""
+    """Stands in a payload for a key or item that could not be handed over."""
 
-    error: Exception
+    error: BaseException
+    key: Any
 
 
 Outcome = Made | Nothing | Ended | Failed

@@ -11,6 +11,7 @@ from typing import NamedTuple
 _RECORD = struct.Struct("<QQd")
 _TICKET = struct.Struct("<Q")
 
+NO_ITEM = 2**64 - 1  # the position of a call for a whole batch
 CLAIMS = 4096  # more tickets than a worker can have waiting
 
 
@@ -40,11 +41,12 @@ class Page:
         self._free = list(range(records))
         self._begun = records * _RECORD.size
         self._withdrawn = self._begun + CLAIMS
+        self._shut = self._withdrawn + CLAIMS
         self._fence = threading.Lock()
 
     @staticmethod
     def nbytes(records: int) -> int:
-        size = records * _RECORD.size + 2 * CLAIMS
+        size = records * _RECORD.size + 2 * CLAIMS + 1
         return size + -size % mmap.PAGESIZE
 
     def begin(self, ticket: int, position: int) -> int:
@@ -63,6 +65,13 @@ class Page:
         """The items in hand."""
         records = _RECORD.iter_unpack(self._memory[: self._records * _RECORD.size])
         return [InHand(*record) for record in records if record[0]]
+
+    def shut(self) -> None:
+        """In the parent: the worker is to finish the item in hand and begin no other."""
+        self._memory[self._shut] = 1
+
+    def is_shut(self) -> bool:
+        return bool(self._memory[self._shut])
 
     # Claims
 

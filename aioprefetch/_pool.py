@@ -24,9 +24,18 @@ from typing import Any, Protocol
 
 from . import _codec, _serve
 from ._dispatch import Dispatcher, Request
-from ._errors import PoolBroken, WorkerDied, WorkerStartError, describe_exit, shorten
+from ._errors import (
+    PoolBroken,
+    WorkerDied,
+    WorkerStartError,
+    describe_error,
+    describe_exit,
+    shorten,
+)
+from ._exceptions import unpack_error
 from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
 from ._messages import NO_STREAM, Ended, Failed, Refused, Release, Report, Settle
+from ._page import NO_ITEM
 from ._source import Facts, Split
 from ._threads import Helper
 from ._worker import Program, Terms
@@ -61,7 +70,7 @@ class Pool(Protocol):
         """
 
     def pack(self, values: Sequence[Any]) -> _codec.Payload:
-        """Keys or items as they travel. Any thread; raises SerializationError."""
+        """Keys or items as they travel; any thread."""
 
     def submit(self, request: Request) -> None:
         """Queue a request; it is settled, whatever happens, unless the pool is closed."""
@@ -190,10 +199,9 @@ class ProcessPool:
             self._ready.set_result(None)
 
     def lane_refused(self, lane: Lane, refused: Refused) -> None:
-        cause = _codec.unpack_error(refused.error)
+        cause = unpack_error(refused.error)
         error = WorkerStartError(
-            f"worker {lane.number} failed while {refused.doing}: "
-            f"{type(cause).__name__}: {shorten(str(cause), 500)}"
+            f"worker {lane.number} failed while {refused.doing}: {describe_error(cause)}"
         )
         error.__cause__ = cause
         self._fail_start(error)
@@ -215,7 +223,7 @@ class ProcessPool:
         return self._dispatch.busy
 
     def pack(self, values: Sequence[Any]) -> _codec.Payload:
-        return _codec.Parcel(_codec.encode(values))
+        return _codec.encode_values(values)
 
     def helper(self) -> Helper:
         if self._helper is None:
@@ -277,7 +285,8 @@ class ProcessPool:
                 request.settle(Ended(request.task.stream))
                 continue
             told.add(place)
-            positions = [item.position for item in lane.hand if item.ticket == ticket]
+            hand = [item.position for item in lane.hand if item.ticket == ticket]
+            positions = [position for position in hand if position != NO_ITEM]
             request.settle(self._died(request, death, positions))
 
     def _died(self, request: Request, death: WorkerDied, positions: Sequence[int] = ()) -> Failed:

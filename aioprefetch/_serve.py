@@ -30,6 +30,7 @@ import threadpoolctl
 from . import _codec
 from ._arena import Space, Writer
 from ._errors import TaskError
+from ._exceptions import pack_error
 from ._memory import Extent, open_shipment
 from ._messages import (
     Do,
@@ -58,6 +59,7 @@ except ImportError:  # Windows
 _Packed = tuple[_codec.Packed, list[Segment]]
 
 _MOMENT = 0.0005  # seconds after which finished tasks are reported, others waiting or not
+_LATE = 0.002  # the same while a task is being done
 
 MAX_DEPTH = 4  # pools in workers of pools: a source that starts itself must not fork for ever
 
@@ -162,8 +164,11 @@ class _Start:
 
 
 def _make_worker(program: Program, post: Post, space: Space | None) -> Worker:
-    page = None if space is None else space.page
-    return Worker(program, post.terms, post.number, outbox=_Outbox(space), page=page)
+    outbox = _Outbox(space)
+    if space is None:
+        return Worker(program, post.terms, post.number, outbox=outbox)
+    page, shut = space.page, space.page.is_shut
+    return Worker(program, post.terms, post.number, outbox=outbox, page=page, closing=shut)
 
 
 class _Outbox:
@@ -189,7 +194,7 @@ _OPENING = "running the source's reset_state() or worker_init_fn"
 
 def _refuse(channel: BlockingChannel, error: BaseException, doing: str) -> None:
     with suppress(OSError):
-        channel.send(_codec.message(Refused(_codec.pack_error(error), doing)))
+        channel.send(_codec.message(Refused(pack_error(error), doing)))
         _await_end(channel)
 
 
@@ -280,9 +285,21 @@ class _Desk:
 
     Finished tasks are reported together: when ``send`` is called, and before that when the
     last report is older than a moment or a result has segments of its own.
+
+    Parameters
+    ----------
+    watched
+        Whether another thread is to report what is finished when the next task takes long.
     """
 
-    def __init__(self, worker: Worker, page: Page | None, send: Callable[[Frame], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        page: Page | None,
+        send: Callable[[Frame], None],
+        *,
+        watched: bool = False,
+    ) -> None:
         self._worker = worker
         self._page = page
         self._send = send
@@ -290,57 +307,67 @@ class _Desk:
         self._declined: list[int] = []
         self._seconds = 0.0
         self._sent = time.perf_counter()
+        self._lock = threading.Lock()
+        self._waiting = threading.Event() if watched else None
+        if watched:
+            name = "aioprefetch-report"
+            threading.Thread(target=self._report_late, name=name, daemon=True).start()
 
     async def run(self, order: Order, segments: Sequence[Segment]) -> None:
         """Run an order, unless it has been withdrawn."""
-        if self._page is not None and not self._page.claim(order.ticket):
+        page = self._page
+        if page is not None and (page.is_shut() or not page.claim(order.ticket)):
             self._declined.append(order.ticket)
             return
         began = time.perf_counter()
         outcome = await self._outcome(order, segments)
-        now = time.perf_counter()
-        self._seconds += now - began
-        self._put(order.ticket, outcome)
-        if now - self._sent > _MOMENT:
-            self.send()
+        self._put(order.ticket, outcome, time.perf_counter() - began)
 
     def send(self) -> None:
         """Report what is finished."""
-        if self._done or self._declined:
-            self._flush(())
+        with self._lock:
+            if self._done or self._declined:
+                self._flush(())
 
     async def _outcome(self, order: Order, segments: Sequence[Segment]) -> Outcome:
-        worker, task = self._worker, order.task
-        values = order.values
+        ticket, task, payload = order
+        values = list(payload.read(segments))
         try:
-            if values is None:
-                values = _codec.decode(segments) if segments else ()
-            elif type(values) is bytes:
-                values = _codec.decode([values])
-        except BaseException as error:  # a __setstate__ of the user's
-            return worker.failed(task, (), error)
-        try:
-            return await worker.run(order.ticket, task, values)
+            return await self._worker.run(ticket, task, values)
         except asyncio.CancelledError as error:  # by the user's function: here nobody else does
-            return worker.failed(task, values, error)
+            return self._worker.failed(task, values, error)
 
-    def _put(self, ticket: int, outcome: Outcome) -> None:
+    def _put(self, ticket: int, outcome: Outcome, seconds: float) -> None:
         segments: Sequence[Segment] = ()
         if type(outcome) is Made:
             packed, segments = outcome.payload
-            outcome = outcome._replace(payload=packed)
+            outcome = Made(outcome.skipped, packed)
         elif type(outcome) is Failed:
             assert isinstance(outcome.error, TaskError)
-            outcome = outcome._replace(error=_codec.pack_error(outcome.error))
-        self._done.append(Done(ticket, outcome))
-        if segments:
-            self._flush(segments)
+            outcome = outcome._replace(error=pack_error(outcome.error))
+        with self._lock:
+            self._done.append(Done(ticket, outcome))
+            self._seconds += seconds
+            if segments or time.perf_counter() - self._sent > _MOMENT:
+                self._flush(segments)
+            elif self._waiting is not None:
+                self._waiting.set()
 
     def _flush(self, segments: Sequence[Segment]) -> None:
         report = Report(self._done, self._declined, self._seconds)
         self._send([*_codec.message(report), *segments])
         self._done, self._declined, self._seconds = [], [], 0.0
         self._sent = time.perf_counter()
+
+    def _report_late(self) -> None:
+        """What is finished must not wait for a task that takes its time."""
+        assert self._waiting is not None
+        with suppress(OSError):  # the parent is gone, which the reader of the channel sees
+            while True:
+                self._waiting.wait()
+                time.sleep(_LATE)
+                self._waiting.clear()
+                self.send()
 
 
 def _converse(worker: Worker, page: Page, channel: BlockingChannel, facts: Facts | None) -> None:
@@ -351,7 +378,7 @@ def _converse(worker: Worker, page: Page, channel: BlockingChannel, facts: Facts
         _refuse(channel, error, _OPENING)
         return
     channel.send(_codec.message(Hello(facts)))
-    desk = _Desk(worker, page, channel.send)
+    desk = _Desk(worker, page, channel.send, watched=True)
     try:
         while True:
             frame = channel.receive()
@@ -484,7 +511,7 @@ class _Plain:
             facts = self.run(self.worker.make_source())
             self.run(self.worker.open())
         except BaseException as error:
-            return _codec.message(Refused(_codec.pack_error(error), doing))
+            return _codec.message(Refused(pack_error(error), doing))
         return _codec.message(Hello(facts))
 
     def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> Frame:

@@ -21,7 +21,7 @@ import anyio
 from . import _seeds
 from ._config import Config, keys_length
 from ._dispatch import Request
-from ._errors import PoolBroken, TaskError, WorkerStartError
+from ._errors import PoolBroken, TaskError, WorkerStartError, describe_error
 from ._feed import Feed
 from ._inline import InlinePool
 from ._messages import Failed, Made, Nothing
@@ -169,7 +169,7 @@ class Session:
             if was_cancelled(error):
                 raise
             raise WorkerStartError(
-                f"the function given as the source failed: {type(error).__name__}: {error}"
+                f"the function given as the source failed: {describe_error(error)}"
             ) from error
 
     @property
@@ -396,11 +396,11 @@ class Iteration:
             if request is not None:
                 if self._counts(request):
                     return _opened(request)
+            elif window.broken is not None:
+                raise PoolBroken(str(window.broken)) from window.broken.__cause__
             elif window.finished:
                 await self._finish()
                 raise StopAsyncIteration
-            elif window.broken is not None:
-                raise PoolBroken(str(window.broken)) from window.broken.__cause__
             else:
                 await window.changed()
                 self._suspended = time.monotonic()
@@ -452,6 +452,7 @@ class Iteration:
         """Take an outcome to account; whether there is a batch in it. Raises its error."""
         outcome = request.outcome
         if type(outcome) is Failed:
+            self._cursor.skipped += outcome.skipped
             raise outcome.error
         if type(outcome) is Nothing:
             self._cursor.skipped += outcome.skipped
@@ -522,7 +523,7 @@ def _opened(request: Request) -> Any:
     except BaseException as error:  # a __setstate__ of the user's
         task = request.task
         raise TaskError(
-            f"the batch came but could not be rebuilt: {type(error).__name__}: {error} "
+            f"the batch came but could not be rebuilt: {describe_error(error)} "
             f"(batch {task.seq}, epoch {task.epoch})",
             indices=request.item_keys(),
             seq=task.seq,

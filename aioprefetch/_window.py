@@ -139,8 +139,8 @@ class Window:
         if self._pool.broken is not None or request in self._mended:
             return False
         self._mended.add(request)
-        errors = [_for_item(outcome.error, key) for key in request.item_keys()]
-        request.payload = self._pool.pack([Lost(error) for error in errors])
+        lost = [Lost(_for_item(outcome.error, key), key) for key in request.item_keys()]
+        request.payload = self._pool.pack(lost)
         request.outcome = None
         self._pool.submit(request)
         self._pool.feed()

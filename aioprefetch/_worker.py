@@ -126,6 +126,7 @@ class _Stop(Exception):
 
     def __init__(self, error: TaskError) -> None:
         self.error = error
+        self.skipped = 0  # items that on_error had left out before
 
 
 class Worker:
@@ -141,6 +142,8 @@ class Worker:
         Calls a function of the user's; by default here and now.
     page
         Where to note the items in hand, for a parent that may find this worker dead.
+    closing
+        Whether to finish the item in hand and begin no other.
     """
 
     def __init__(
@@ -152,10 +155,12 @@ class Worker:
         outbox: Outbox,
         call: Call | None = None,
         page: Page | None = None,
+        closing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._program = program
         self._terms = terms
         self._outbox = outbox
+        self._closing = closing
         self._source = program.source
         self._number = number
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
@@ -235,7 +240,7 @@ class Worker:
                 return await self._run_stream(job)
             return await self._finish(job, await self._gather(job))
         except _Stop as stop:
-            return Failed(stop.error)
+            return Failed(stop.error, skipped=stop.skipped)
         except BaseException as error:  # asyncio's, where a function cancels its own task
             if was_cancelled(error):
                 raise
@@ -276,11 +281,11 @@ class Worker:
             return
         async with self._beginning:  # tasks pass in their order, the first having told
             if self._began != began:
-                self._began = began
                 try:
                     await self._call(start_epoch, self._source, job.task.epoch)
                 except BaseException as error:
                     raise _stop(job, "iterate", error) from None
+                self._began = began
 
     # Items
 
@@ -316,6 +321,8 @@ class Worker:
             return await self._item(job, offset, value)
 
     async def _item(self, job: Job, offset: int, value: Any) -> Any:
+        if self._closing():
+            raise _Stop(job.error("fetch", RuntimeError("the Prefetcher is being closed")))
         if isinstance(value, Lost):
             return await self._failed(job, _lost(job, offset, value.error))
         stage: Stage = "fetch"
@@ -391,6 +398,9 @@ class Worker:
                 if was_cancelled(error):
                     raise
                 return await self._unshippable(job, skipped, error)
+        except _Stop as stop:
+            stop.skipped = skipped
+            raise
         finally:
             self._outbox.discard()
 
@@ -427,7 +437,7 @@ def _stop(job: Job, stage: Stage, error: BaseException, index: Any = None) -> Ba
     return error if was_cancelled(error) else _Stop(job.error(stage, error, index))
 
 
-def _lost(job: Job, offset: int, error: Exception) -> TaskError:
+def _lost(job: Job, offset: int, error: BaseException) -> TaskError:
     return error if isinstance(error, TaskError) else job.error("fetch", error, job.key(offset))
 
 

@@ -167,7 +167,8 @@ async def main(args: argparse.Namespace) -> None:
         one_batch = await anext(aiter(batches))
     print(f"{args.epochs * len(dataset)} augmented digits in {seconds:.1f} s")
     tell_lateness(late, args.num_proc)
-    save_picture(args.picture, *one_batch, net.predict(one_batch[0]))
+    guesses = net.predict(one_batch[0])
+    await asyncio.to_thread(save_picture, args.picture, *one_batch, guesses)
     print(f"picture of one augmented batch: {args.picture}")
 
 

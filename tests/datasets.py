@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -93,7 +95,7 @@ class MiscountedGroups(Numbers):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         surplus = self.surplus if 0 in indices else 0
-        return (indices + [0])[: len(indices) + surplus]
+        return [*indices, 0][: len(indices) + surplus]
 
 
 class BrokenGroups(Numbers):
@@ -151,19 +153,19 @@ def portion(length: int, num: int, index: int) -> list[int]:
 
 
 class Shards(Flow):
-    """Can be read as any number of streams."""
+    """Can be read as any number of streams, and each of them again."""
 
-    def __init__(
-        self, length: int, delays: Sequence[float] = (), num: int = 1, index: int = 0
-    ) -> None:
+    def __init__(self, length: int, delays: Sequence[float] = ()) -> None:
         super().__init__(length, delays)
-        self.num, self.index = num, index
+        self.items: Sequence[int] = range(length)
 
     def shard(self, *, num_shards: int, index: int) -> Shards:
-        return Shards(self.length, self.delays.delays, num_shards, index)
+        shard = copy.copy(self)
+        shard.items = [self.items[at] for at in portion(len(self.items), num_shards, index)]
+        return shard
 
     def __iter__(self) -> Iterator[Any]:
-        for item in portion(self.length, self.num, self.index):
+        for item in self.items:
             self.delays.sleep(item)
             yield item
 
@@ -264,23 +266,18 @@ class AsyncNoted(Noted):
 class NotedFlow(Flow):
     """The same for what is iterated; each of its shards notes only its own."""
 
-    def __init__(
-        self,
-        length: int,
-        journal: Journal,
-        delays: Sequence[float] = (),
-        num: int = 1,
-        index: int = 0,
-    ) -> None:
+    def __init__(self, length: int, journal: Journal, delays: Sequence[float] = ()) -> None:
         super().__init__(length, delays)
         self.journal = journal
-        self.num, self.index = num, index
+        self.items = range(length)
 
     def shard(self, *, num_shards: int, index: int) -> NotedFlow:
-        return NotedFlow(self.length, self.journal, self.delays.delays, num_shards, index)
+        shard = copy.copy(self)
+        shard.items = self.items[index::num_shards]
+        return shard
 
     def __iter__(self) -> Iterator[Any]:
-        for item in range(self.index, self.length, self.num):
+        for item in self.items:
             self.journal.add("item", item)
             self.delays.sleep(item)
             yield item
@@ -296,3 +293,38 @@ class AsyncNotedFlow(AsyncFlow):
             self.journal.add("item", item)
             await asyncio.sleep(self.delays.of(item))
             yield item
+
+
+def pid_and(batch: Any) -> tuple[int, Any]:
+    """A collate_fn, or map_fn, that tells where it ran."""
+    return os.getpid(), batch
+
+
+class Keys:
+    """A sampler that tells where it is read."""
+
+    def __init__(self, keys: Sequence[Any]) -> None:
+        self.keys = keys
+        self.places: set[tuple[int, int]] = set()
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in self.keys:
+            self.places.add((os.getpid(), threading.get_ident()))
+            yield key
+
+
+class AsyncKeys(Keys):
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for key in self.keys:
+            await asyncio.sleep(0)
+            self.places.add((os.getpid(), threading.get_ident()))
+            yield key

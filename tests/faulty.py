@@ -6,8 +6,11 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from aioprefetch import SkipItem, TaskError, worker_info
@@ -221,6 +224,7 @@ class OddIterator:
     def __next__(self) -> int:
         if self.given:
             odd(self.number)
+            raise StopIteration
         self.given = True
         return self.number
 
@@ -231,7 +235,11 @@ class AsyncOddIterator(OddIterator):
 
     async def __anext__(self) -> int:
         await asyncio.sleep(0)
-        return self.__next__()
+        if self.given:
+            odd(self.number)
+            raise StopAsyncIteration
+        self.given = True
+        return self.number
 
 
 class OddEpochs:
@@ -313,16 +321,9 @@ DEATHS: dict[str, tuple[Callable[[], Any], int, str]] = {
     "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), -9, "SIGKILL"),
     "exit 0": (lambda: os._exit(0), 0, "code 0"),
     "exit 3": (lambda: os._exit(3), 3, "code 3"),
-    "segfault": (lambda: _segfault(), -11, "SIGSEGV"),
+    "segfault": (lambda: ctypes.string_at(0), -11, "SIGSEGV"),
     "abort": (os.abort, -6, "SIGABRT"),
 }
-
-
-def _segfault() -> None:
-    import faulthandler
-
-    faulthandler.disable()  # its trace is noise here
-    ctypes.string_at(0)
 
 
 class Die:
@@ -435,3 +436,51 @@ class OddSetState:
         self.__dict__.update(state)
         if os.getpid() != self.maker:
             odd(self.number)
+
+
+# Things that do not end
+
+released = threading.Event()  # lets go of what is stuck in this process
+
+
+class Marked:
+    """A function that makes a file when it comes to the bad item."""
+
+    def __init__(self, file: Path, function: Callable[[int], int]) -> None:
+        self.file = file
+        self.function = function
+
+    def __call__(self, index: int) -> int:
+        if index == BAD:
+            self.file.touch()
+        return self.function(index)
+
+
+def quick(index: int) -> int:
+    return index
+
+
+def slow(index: int) -> int:
+    time.sleep(0.002)
+    return index
+
+
+def stuck(index: int) -> int:
+    """Beyond the first items it hangs; in a worker for ever."""
+    if index >= BAD:
+        released.wait(1000)
+    return index
+
+
+def stuck_in_c(index: int) -> int:
+    """The same in C code that keeps the interpreter."""
+    if index >= BAD:
+        ctypes.PyDLL(None).sleep(1000)
+    return index
+
+
+def stuck_with_child(index: int) -> int:
+    """The same, with a process of its own that would outlive it."""
+    if index >= BAD:
+        subprocess.run(["sleep", "1000"], check=False)
+    return index

@@ -50,7 +50,7 @@ def leftovers() -> Leftovers:
         frozenset(_describe(child) for child in descendants()),
         frozenset(_descriptors()),
         frozenset(f"{t.name} {t.ident}" for t in threading.enumerate()),
-        frozenset(os.listdir("/dev/shm")),
+        frozenset(_shared_memory()),
     )
 
 
@@ -76,6 +76,14 @@ def _descriptors() -> Iterator[str]:
             yield f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}"
         except OSError:  # the one that listed them
             continue
+
+
+def _shared_memory() -> Iterator[str]:
+    # Semaphores of other processes come and go; those of this one are mapped.
+    yield from (name for name in os.listdir("/dev/shm") if not name.startswith("sem."))
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/dev/shm/sem." in line:
+            yield line.split(maxsplit=5)[5]
 
 
 def alive(pid: int) -> bool:
@@ -139,6 +147,12 @@ class Script:
         """The next line that it prints; the watchdog of pytest is that of this."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        """Give it the line that it waits for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def end(self) -> Ended:
         """Wait for its end."""

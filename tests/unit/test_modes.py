@@ -471,7 +471,7 @@ async def test_a_second_pass_supersedes_the_first(num_proc: int) -> None:
 
 async def test_a_waiting_pass_learns_that_it_is_superseded() -> None:
     async with Prefetcher(Numbers(2, [0.3]), num_proc=1) as p:
-        waiting = asyncio.create_task(anext(aiter(p)))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(anext(aiter(p)))
         await asyncio.sleep(0)
         second = aiter(p)
         with pytest.raises(RuntimeError, match="another iteration"):
