@@ -26,7 +26,7 @@ format: $(VENV)/.group-lint ## Fix style and format in place
 	$(BIN)/ruff format
 
 docs: $(VENV)/.group-docs ## Build the documentation
-	$(BIN)/zensical build --clean
+	$(BIN)/zensical build --clean --strict
 
 # The pip that venv brings may be too old for dependency groups.
 $(VENV)/.pip:

@@ -11,6 +11,7 @@ from ._errors import (
 )
 from ._place import WorkerInfo, rng, worker_info
 from ._prefetcher import Prefetcher, PrefetchIterator
+from ._shared import SharedList
 
 __all__ = [
     "PoolBroken",
@@ -18,6 +19,7 @@ __all__ = [
     "PrefetchIterator",
     "Prefetcher",
     "SerializationError",
+    "SharedList",
     "SkipItem",
     "TaskError",
     "WorkerDied",

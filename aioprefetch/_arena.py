@@ -34,7 +34,7 @@ _SLAB = 1 << 20  # what smaller blocks are cut from
 _LARGEST = 1 << 36  # address space of an arena; halved until the system agrees
 _SMALLEST = 1 << 26
 _WATCHED = 1 << 20  # growth from which available memory is looked at
-_STALE = 10.0  # seconds after which the pages of an unused block are given back
+STALE = 10.0  # seconds after which the pages of an unused block are given back
 
 
 class Block(NamedTuple):
@@ -110,6 +110,7 @@ class Writer:
         self._space = space
         self._classes = [_Class(space.flags + n * BLOCKS) for n in range(_CLASSES)]
         self._next = space.blocks
+        self._look = time.monotonic() + STALE
         self._open: dict[int, Block] = {}  # taken and not yet sent, by address
         self._base = space.array(Block(0, 0, 1)).ctypes.data
 
@@ -170,9 +171,13 @@ class Writer:
         """Take back a block that was not sent."""
         self._space.memory[block.number] = 0
 
-    def trim(self) -> None:
-        """Give back the pages of blocks that have long been free."""
-        before = time.monotonic() - _STALE
+    def trim(self, *, now: bool = False) -> None:
+        """Give back the pages of blocks that have long been free; looks every few seconds."""
+        instant = time.monotonic()
+        if instant < self._look and not now:
+            return
+        self._look = instant + STALE / 2
+        before = instant - STALE
         for kind in self._classes:
             for index, taken in enumerate(kind.taken):
                 free = not self._space.memory[kind.first + index]

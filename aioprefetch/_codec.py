@@ -49,6 +49,11 @@ class Live(NamedTuple):
 
     value: Any
 
+    @property
+    def nbytes(self) -> int:
+        """Unknown, and the user's own."""
+        return 0
+
     def open(self) -> Any:
         return self.value
 

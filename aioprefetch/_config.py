@@ -11,9 +11,12 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from . import _seeds
+from ._memory import total
 from ._source import SPLITS, Facts, Split, choose_split, describe, length_of
 from ._worker import Program, Terms, is_async_program
 
+_SHARE = 4  # the window may take a quarter of the memory that this process may
+_SOME_MEMORY = 16 << 30  # where that cannot be told
 _MANY_ITEMS = 256  # items prefetched at least where each is delivered alone
 
 
@@ -43,6 +46,7 @@ class Config:
     worker_threads: int | None = 1
     concurrency: int = 16
     num_prefetch: int | None = None
+    max_bytes: int | None = None
     ordered: bool = True
     on_error: Any = "raise"
     shutdown_timeout: float = 5.0
@@ -65,7 +69,7 @@ class Config:
     def _check_numbers(self) -> None:
         _at_least("num_proc", self.num_proc, 0)
         _at_least("concurrency", self.concurrency, 1)
-        for name in ("batch_size", "num_prefetch", "worker_threads", "num_shards"):
+        for name in ("batch_size", "num_prefetch", "max_bytes", "worker_threads", "num_shards"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.seed is not None:
@@ -236,6 +240,12 @@ class Config:
             return 2
         size = self.batch_size or (self.concurrency if self.is_batched else 1)
         return -(-self.concurrency // size) + 1
+
+    def window_bytes(self) -> int:
+        """Bytes requested and not delivered, at most."""
+        if self.max_bytes is not None:
+            return self.max_bytes
+        return (total() or _SOME_MEMORY) // _SHARE
 
     def window(self, split: Split | None, *, is_async: bool) -> int:
         """Batches requested and not delivered, at most."""

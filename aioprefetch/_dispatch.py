@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from . import _codec
+from ._arena import STALE
 from ._lane import Lane
-from ._messages import NO_STREAM, Outcome, Report, Task
+from ._messages import NO_STREAM, Outcome, Report, Task, Trim
 from ._page import CLAIMS
 
 CHUNK_SECONDS = 0.001  # of work that one message carries; 0 sends each task alone
@@ -88,6 +89,8 @@ class Dispatcher:
         self._most = 1  # tasks a chunk may have, so that every worker gets some of the window
         self._seconds: float | None = None  # that a task takes
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._reported = 0.0  # when a worker last did
 
     def configure(self, hold: int, window: int) -> None:
         """Learn how many tasks a worker holds, and how many are out at most."""
@@ -123,8 +126,9 @@ class Dispatcher:
         self._queue.clear()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
 
     # Sending
 
@@ -181,7 +185,20 @@ class Dispatcher:
                 self._queue.appendleft(post.held.pop(ticket))
         self._learn(report)
         self.feed()
+        self._reported = post.last_word
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(STALE, self._trim)
         return settled
+
+    def _trim(self) -> None:
+        """When nothing has been done for a while, workers give memory back."""
+        self._idle_timer = None
+        left = self._reported + STALE - self._loop.time()
+        if left > 0:
+            self._idle_timer = self._loop.call_later(left, self._trim)
+            return
+        for post in self._posts:
+            post.lane.say(Trim())
 
     def _learn(self, report: Report) -> None:
         if report.done:

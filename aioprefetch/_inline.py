@@ -36,6 +36,9 @@ class _Here:
     def discard(self) -> None:
         """Nothing was set aside."""
 
+    def trim(self) -> None:
+        """Nothing is held."""
+
 
 class InlinePool:
     """One worker, in this process.

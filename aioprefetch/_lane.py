@@ -40,6 +40,7 @@ from ._messages import (
     Report,
     Settle,
     Task,
+    Trim,
 )
 from ._page import CLAIMS, InHand
 from ._process import WorkerProcess
@@ -145,7 +146,7 @@ class Lane:
         else:
             threading.Thread(target=self._watch, name="aioprefetch-watch", daemon=True).start()
 
-    def say(self, message: Settle | Release) -> None:
+    def say(self, message: Settle | Release | Trim) -> None:
         """Tell the worker."""
         self._send(_codec.message(message))
 

@@ -52,6 +52,10 @@ class Release(NamedTuple):
     run: int
 
 
+class Trim(NamedTuple):
+    """Parent to worker, which has long been idle: give unused memory back."""
+
+
 class Goodbye(NamedTuple):
     """Parent to worker: finish what is in hand, then end."""
 

@@ -63,6 +63,11 @@ class Prefetcher:
     num_prefetch
         Batches requested and not yet delivered, at most; by default four a worker, and more
         where items are delivered alone or awaited.
+    max_bytes
+        Bytes requested and not yet delivered, at most, each batch taken for as large as the
+        largest seen; one batch is always let in. By default a quarter of the memory of the
+        machine, or of the control group that this process is in. What you hold is yours and
+        does not count.
     ordered
         Deliver in the order of the plan; False delivers as completed.
     on_error
@@ -97,6 +102,7 @@ class Prefetcher:
         worker_threads: int | None = 1,
         concurrency: int = 16,
         num_prefetch: int | None = None,
+        max_bytes: int | None = None,
         ordered: bool = True,
         on_error: Literal["raise", "skip"] | Callable[..., Any] = "raise",
         shutdown_timeout: float = 5.0,
@@ -119,6 +125,7 @@ class Prefetcher:
             worker_threads=worker_threads,
             concurrency=concurrency,
             num_prefetch=num_prefetch,
+            max_bytes=max_bytes,
             ordered=ordered,
             on_error=on_error,
             shutdown_timeout=shutdown_timeout,

@@ -91,7 +91,10 @@ class WorkerProcess:
         executor = self._executor = ProcessPoolExecutor(
             1, mp_context=self._context, initializer=initializer, initargs=(kit,)
         )
-        with _starting(self._context.get_start_method()):
+        method = self._context.get_start_method()
+        if method == "forkserver":
+            _preload()
+        with _starting(method):
             self._first = executor.submit(call)
         self._manager = getattr(executor, "_executor_manager_thread", None)
         if hasattr(os, "pidfd_open"):
@@ -171,6 +174,15 @@ class WorkerProcess:
     def close(self) -> None:
         if self.pidfd is not None:
             self.pidfd.close()
+
+
+def _preload() -> None:
+    # What every worker imports is imported once, in the fork server, before it serves; unless
+    # the user has said what to preload. (Its default, the main module, it does not import.)
+    from multiprocessing import forkserver  # which not every platform has
+
+    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+        forkserver.set_forkserver_preload(["aioprefetch._serve"])
 
 
 @contextmanager

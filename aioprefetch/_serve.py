@@ -45,6 +45,7 @@ from ._messages import (
     Release,
     Report,
     Settle,
+    Trim,
 )
 from ._page import Page
 from ._source import Facts
@@ -187,6 +188,10 @@ class _Outbox:
         if self._writer is not None:
             self._writer.drop_opened()
             self._writer.trim()
+
+    def trim(self) -> None:
+        if self._writer is not None:
+            self._writer.trim(now=True)
 
 
 _OPENING = "running the source's reset_state() or worker_init_fn"
@@ -391,6 +396,8 @@ def _converse(worker: Worker, page: Page, channel: BlockingChannel, facts: Facts
                 worker.settle(message.split, message.num_streams)
             elif type(message) is Release:
                 drive(worker.release(message.run))
+            elif type(message) is Trim:
+                worker.trim()
             else:
                 break
     except (EOFError, OSError):
@@ -443,6 +450,8 @@ class _Conversation:
             self._worker.settle(message.split, message.num_streams)
         elif type(message) is Release:
             self._begin(self._worker.release(message.run))
+        elif type(message) is Trim:
+            self._worker.trim()
         else:
             self._goodbye.set()
 

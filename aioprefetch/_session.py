@@ -208,7 +208,15 @@ class Session:
     def _window(self, plan: Plan) -> Window:
         config = self._config
         limit = config.window(self._split, is_async=self._is_async)
-        return Window(plan, self._pool, limit, ordered=config.ordered, on_error=config.on_error)
+        return Window(
+            plan,
+            self._pool,
+            limit,
+            max_bytes=config.window_bytes(),
+            probe=2 * config.num_proc,
+            ordered=config.ordered,
+            on_error=config.on_error,
+        )
 
     def _plan(self, pass_: Pass) -> Plan:
         config = self._config
@@ -266,6 +274,7 @@ class Session:
         window.close()
         if self._split == "replicate":
             return
+        window.drop()
         if self._feed is not None:
             self._do(self._feed.close())
             self._feed = None

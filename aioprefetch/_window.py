@@ -15,7 +15,7 @@ from typing import Any
 from ._codec import Live
 from ._dispatch import Request
 from ._errors import WorkerDied
-from ._messages import NO_STREAM, Ended, Failed, Lost, Nothing
+from ._messages import NO_STREAM, Ended, Failed, Lost, Made, Nothing
 from ._plan import Plan, Planned
 from ._pool import Pool
 
@@ -25,15 +25,33 @@ class Window:
 
     Parameters
     ----------
+    max_bytes
+        Of requests made and not yet delivered, each taken for as large as the largest seen;
+        one is always let in.
+    probe
+        Requests made before the first is settled and their size is known.
     on_error
         What becomes of the items of a worker that died: "raise", "skip", or a function,
         which another worker then calls.
     """
 
-    def __init__(self, plan: Plan, pool: Pool, limit: int, *, ordered: bool, on_error: Any) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        pool: Pool,
+        limit: int,
+        *,
+        max_bytes: int,
+        probe: int,
+        ordered: bool,
+        on_error: Any,
+    ) -> None:
         self._plan = plan
         self._pool = pool
         self._limit = limit
+        self._max_bytes = max_bytes
+        self._largest = 0  # bytes of the largest batch seen
+        self._probe = max(1, probe)  # requests until the first has told how large they are
         self._ordered = ordered
         self._on_error = on_error
         self._requests: deque[Request] = deque()  # ordered: all, in their order
@@ -60,16 +78,25 @@ class Window:
 
     def refill(self) -> None:
         """Request what there is room for."""
-        while not self._closed and self._size < self._limit and self._pool.broken is None:
+        if self._closed or self._pool.broken is not None:
+            return
+        while (room := self._room()) > 0:
             planned = self._plan.take()
             if planned is None:
                 break
             self._request(planned)
         self._pool.feed()
-        room = self._limit - self._size
-        open_ = not self._closed and self._pool.broken is None
-        if open_ and room > 0 and not self._plan.exhausted:
+        if room > 0 and not self._plan.exhausted:
             self._plan.want(room)
+
+    def _room(self) -> int:
+        """Requests that may be made."""
+        limit = self._limit
+        if self._probe:
+            limit = min(limit, self._probe)
+        if self._largest:
+            limit = min(limit, max(1, self._max_bytes // self._largest))
+        return limit - self._size
 
     def plan_has_more(self) -> None:
         """A plan that is read in this process has tasks, or has ended."""
@@ -101,6 +128,11 @@ class Window:
         self._closed = True
         self._wake()
 
+    def drop(self) -> None:
+        """Let go of what will not be delivered."""
+        self._requests.clear()
+        self._settled.clear()
+
     def reopen(self) -> None:
         """Go on with what is in it."""
         self._closed = False
@@ -123,8 +155,13 @@ class Window:
             return
         if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
             self._plan.ended(request.task.stream)
+        if type(outcome) is Made:
+            self._largest = max(self._largest, outcome.payload.nbytes)
         if not self._ordered:
             self._settled.append(request)
+        if self._probe:
+            self._probe = 0
+            self.refill()
         self._wake()
 
     def _mend(self, request: Request) -> bool:

@@ -51,6 +51,9 @@ class Outbox(Protocol):
     def discard(self) -> None:
         """Let go of arrays that were made and not packed."""
 
+    def trim(self) -> None:
+        """Give unused memory back."""
+
 
 class Program(NamedTuple):
     """Everything a worker runs; shipped once."""
@@ -230,6 +233,10 @@ class Worker:
         """A pass is over, or all are: close its streams."""
         if self._streams is not None:
             await self._streams.release(run, self._call)
+
+    def trim(self) -> None:
+        """Give unused memory back."""
+        self._outbox.trim()
 
     async def run(self, ticket: int, task: Task, values: Sequence[Any]) -> Outcome:
         """Do a task; what the user's functions raise is in the outcome, never raised."""

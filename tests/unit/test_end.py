@@ -92,6 +92,13 @@ class Case:
 Ending = Callable[[Case], Awaitable[None]]
 
 
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The loop has nothing to complain of."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call")] == []
+
+
 def nothing_beyond(before: Leftovers) -> Callable[[], bool]:
     return lambda: not leftovers().beyond(before)
 
@@ -308,9 +315,10 @@ async def test_nothing_is_left_of_what_is_dropped(
 ) -> None:
     async with leaves_nothing(2) as caught:
         await ending(Case(tmp_path, items, num_proc))
-        assert await eventually(lambda: caught, 1)
-    assert [warning.category for warning in caught] == [ResourceWarning]
-    assert "was dropped with work in flight" in str(caught[0].message)
+    assert {warning.category for warning in caught} <= {ResourceWarning}
+    assert all("was dropped with work in flight" in str(w.message) for w in caught)
+    if items == "stuck":
+        assert len(caught) == 1
 
 
 @pytest.mark.parametrize("num_proc", [0, 2])
@@ -377,7 +385,6 @@ def test_the_loop_is_closed_under_it(
     items: str,
     num_proc: int,
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
-    caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     before = leftovers()
@@ -392,7 +399,6 @@ def test_the_loop_is_closed_under_it(
         faulty.released.set()
         wait_for(nothing_beyond(before), 2)
     assert leftovers().beyond(before) == {}
-    assert "Event loop is closed" not in caplog.text
 
 
 # Cancelled at every await
