@@ -16,7 +16,9 @@ import math
 import mmap
 import os
 import time
+import warnings
 import weakref
+from collections import Counter
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -34,6 +36,7 @@ _SLAB = 1 << 20  # what smaller blocks are cut from
 _LARGEST = 1 << 36  # address space of an arena; halved until the system agrees
 _SMALLEST = 1 << 26
 _WATCHED = 1 << 20  # growth from which available memory is looked at
+_LOOK = 32  # calls for one look at what is lent
 STALE = 10.0  # seconds after which the pages of an unused block are given back
 
 
@@ -223,6 +226,11 @@ class Reader:
         self._lent: dict[int, Block] = {}
 
     @property
+    def nbytes(self) -> int:
+        """Bytes lent."""
+        return sum(block.nbytes for block in self.lent)
+
+    @property
     def lent(self) -> list[Block]:
         """The blocks that someone holds a view of."""
         return list(self._lent.values())
@@ -246,6 +254,48 @@ class Reader:
             punch(base + at, block.offset - at)
             at = block.offset + block.nbytes
         punch(base + at, self._space.size - at)
+
+
+class Loans:
+    """What the readers of a pool have lent, and one warning when it grows out of bounds.
+
+    Parameters
+    ----------
+    limit
+        Bytes from which the user is told what is held.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._readers: list[Reader] = []
+        self._calls = 0
+        self._warned = False
+
+    def add(self, reader: Reader | None) -> None:
+        if reader is not None:
+            self._readers.append(reader)
+
+    def check(self) -> None:
+        """Warn, once, when what is lent is past the limit; looks now and then."""
+        self._calls += 1
+        if self._warned or self._calls % _LOOK:
+            return
+        if sum(reader.nbytes for reader in self._readers) <= self._limit:
+            return
+        self._warned = True
+        blocks = [block.nbytes for reader in self._readers for block in reader.lent]
+        sizes = Counter(blocks).most_common()
+        held = ", ".join(
+            f"{count} of {size / 1e6:.1f} MB"
+            for size, count in sorted(sizes, key=lambda entry: -entry[0] * entry[1])[:3]
+        )
+        warnings.warn(
+            f"{sum(blocks) / 1e9:.1f} GB of batches are held by this process, most of it in arrays "
+            f"{held}: every view of an array keeps all of it. Copy what you keep, or lower "
+            "num_prefetch",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 def _address(buffer: Segment) -> int:

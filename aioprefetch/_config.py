@@ -11,12 +11,11 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from . import _seeds
-from ._memory import total
+from ._memory import SOME_MEMORY, total
 from ._source import SPLITS, Facts, Split, choose_split, describe, length_of
 from ._worker import Program, Terms, is_async_program
 
 _SHARE = 4  # the window may take a quarter of the memory that this process may
-_SOME_MEMORY = 16 << 30  # where that cannot be told
 _MANY_ITEMS = 256  # items prefetched at least where each is delivered alone
 
 
@@ -245,7 +244,7 @@ class Config:
         """Bytes requested and not delivered, at most."""
         if self.max_bytes is not None:
             return self.max_bytes
-        return (total() or _SOME_MEMORY) // _SHARE
+        return (total() or SOME_MEMORY) // _SHARE
 
     def window(self, split: Split | None, *, is_async: bool) -> int:
         """Batches requested and not delivered, at most."""

@@ -86,7 +86,7 @@ class Lane:
         self._events = events
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = WorkerProcess(context)
-        self._reader: Reader | None = None  # of the memory that its results come in
+        self.reader: Reader | None = None  # of the memory that its results come in
         self._ending = False  # told to end: then the end of its calls is no surprise
 
     @property
@@ -208,7 +208,7 @@ class Lane:
 
     def _unpacked(self, outcome: Any, segments: Sequence[Segment]) -> Any:
         if type(outcome) is Made:
-            return Made(outcome.skipped, _codec.receive(outcome.payload, segments, self._reader))
+            return Made(outcome.skipped, _codec.receive(outcome.payload, segments, self.reader))
         if type(outcome) is Failed:
             return outcome._replace(error=unpack_error(outcome.error))
         return outcome
@@ -286,7 +286,7 @@ class ChannelLane(Lane):
         self._process.start(_serve.equip, kit, _serve.serve)
         ends.close_theirs()
         space.close_fd()
-        self._reader = Reader(space)
+        self.reader = Reader(space)
 
     def _close(self) -> None:
         if self._ends is not None:
@@ -296,8 +296,8 @@ class ChannelLane(Lane):
             self.hand = self._space.page.read()
             self._begun = self._space.page.begun()
             self._space.close_fd()
-            if self._reader is not None:
-                self._reader.abandon()
+            if self.reader is not None:
+                self.reader.abandon()
             self._space = None
 
     def close_watched(self) -> None:

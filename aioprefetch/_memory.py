@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ._wire import Segment
 
 _ALIGN = 64
+SOME_MEMORY = 16 << 30  # bytes that a machine is taken to have where that cannot be told
 _MARGIN = 64 << 20  # bytes that must stay available to everyone else
 
 

@@ -23,6 +23,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from . import _codec, _serve
+from ._arena import Loans
 from ._dispatch import Dispatcher, Request
 from ._errors import (
     PoolBroken,
@@ -34,6 +35,7 @@ from ._errors import (
 )
 from ._exceptions import unpack_error
 from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
+from ._memory import SOME_MEMORY, total
 from ._messages import NO_STREAM, Ended, Failed, Refused, Release, Report, Settle
 from ._page import NO_ITEM
 from ._source import Facts, Split
@@ -41,6 +43,7 @@ from ._threads import Helper
 from ._worker import Program, Terms
 
 START_DEADLINE = 300.0  # seconds for all workers to load the source and say hello
+_HELD_SHARE = 2  # a warning names what is held when it is half of the memory there is
 GRACE = 0.3  # seconds for workers to end by themselves when nobody waits for them
 
 _GUARD_HINT = (
@@ -125,6 +128,7 @@ class ProcessPool:
         self._lanes: list[Lane] = [
             self._kind(n, crew.context, self._keeper, self) for n in range(crew.num_proc)
         ]
+        self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE)
         self._dispatch = Dispatcher(self._lanes, self._loop)
         self._deaths: dict[int, WorkerDied] = {}
         self._facts: Facts | None = None
@@ -150,6 +154,7 @@ class ProcessPool:
             await self._keeper.call(self._launch)
             for lane in self._lanes:
                 lane.attach(self._loop)
+                self._loans.add(lane.reader)
             if self._closing:
                 self.kill()
             await self._all_ready()
@@ -247,6 +252,7 @@ class ProcessPool:
             lane.say(Release(run))
 
     def lane_reports(self, lane: Lane, report: Report) -> None:
+        self._loans.check()
         settled = self._dispatch.settle(lane, report)
         if not self._closing:
             for request, outcome in settled:

@@ -28,7 +28,7 @@ from ._messages import Failed, Made, Nothing
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, Pool, ProcessPool
 from ._source import Facts, Split, describe, is_async_function, was_cancelled
-from ._window import Window
+from ._window import Sizes, Window
 
 _BREATH = 0.001  # seconds of ready batches after which other tasks are let run
 
@@ -92,6 +92,7 @@ class Session:
         self._facts = config.facts
         self._split: Split | None = None
         self._carried: tuple[int, StreamPlan, Window] | None = None  # replicas between passes
+        self._sizes = Sizes(config.window_bytes())
         self._chores: set[asyncio.Task[None]] = set()
         self._feed: Feed | None = None
         self._live: Iteration | None = None
@@ -212,7 +213,7 @@ class Session:
             plan,
             self._pool,
             limit,
-            max_bytes=config.window_bytes(),
+            sizes=self._sizes,
             probe=2 * config.num_proc,
             ordered=config.ordered,
             on_error=config.on_error,

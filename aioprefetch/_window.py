@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from ._codec import Live
@@ -20,14 +22,26 @@ from ._plan import Plan, Planned
 from ._pool import Pool
 
 
+@dataclass
+class Sizes:
+    """The bytes that a Prefetcher's batches may take, and take."""
+
+    max_bytes: int
+    largest: int = 0  # of the batches seen
+
+    def room(self) -> int:
+        """Batches as large as the largest that fit; at least one."""
+        return max(1, self.max_bytes // self.largest) if self.largest else sys.maxsize
+
+
 class Window:
     """At most ``limit`` requests made and not yet delivered.
 
     Parameters
     ----------
-    max_bytes
-        Of requests made and not yet delivered, each taken for as large as the largest seen;
-        one is always let in.
+    sizes
+        How many bytes they may be: each is taken for as large as the largest seen, and one is
+        always let in.
     probe
         Requests made before the first is settled and their size is known.
     on_error
@@ -41,7 +55,7 @@ class Window:
         pool: Pool,
         limit: int,
         *,
-        max_bytes: int,
+        sizes: Sizes,
         probe: int,
         ordered: bool,
         on_error: Any,
@@ -49,9 +63,8 @@ class Window:
         self._plan = plan
         self._pool = pool
         self._limit = limit
-        self._max_bytes = max_bytes
-        self._largest = 0  # bytes of the largest batch seen
-        self._probe = max(1, probe)  # requests until the first has told how large they are
+        self._sizes = sizes
+        self._probe = 0 if sizes.largest else max(1, probe)
         self._ordered = ordered
         self._on_error = on_error
         self._requests: deque[Request] = deque()  # ordered: all, in their order
@@ -94,9 +107,7 @@ class Window:
         limit = self._limit
         if self._probe:
             limit = min(limit, self._probe)
-        if self._largest:
-            limit = min(limit, max(1, self._max_bytes // self._largest))
-        return limit - self._size
+        return min(limit, self._sizes.room()) - self._size
 
     def plan_has_more(self) -> None:
         """A plan that is read in this process has tasks, or has ended."""
@@ -156,7 +167,7 @@ class Window:
         if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
             self._plan.ended(request.task.stream)
         if type(outcome) is Made:
-            self._largest = max(self._largest, outcome.payload.nbytes)
+            self._sizes.largest = max(self._sizes.largest, outcome.payload.nbytes)
         if not self._ordered:
             self._settled.append(request)
         if self._probe:
