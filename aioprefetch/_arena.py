@@ -275,6 +275,9 @@ class Loans:
         if reader is not None:
             self._readers.append(reader)
 
+    def clear(self) -> None:
+        self._readers.clear()
+
     def check(self) -> None:
         """Warn, once, when what is lent is past the limit; looks now and then."""
         self._calls += 1

@@ -85,6 +85,7 @@ class Dispatcher:
         self._loop = loop
         self._posts = [_Post(lane, loop) for lane in lanes]
         self._queue: deque[Request] = deque()
+        self._stopped = False
         self._hold = 2
         self._most = 1  # tasks a chunk may have, so that every worker gets some of the window
         self._seconds: float | None = None  # that a task takes
@@ -125,7 +126,14 @@ class Dispatcher:
     def clear(self) -> None:
         self._queue.clear()
 
+    def halt(self) -> None:
+        """Send nothing more; any thread."""
+        self._stopped = True
+        self._queue.clear()
+
     def stop(self) -> None:
+        """The same, and no timers."""
+        self.halt()
         for timer in (self._timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -134,6 +142,8 @@ class Dispatcher:
 
     def feed(self) -> None:
         """Send what workers have room for."""
+        if self._stopped:
+            return
         chunk = self._chunk()
         for post in self._posts:
             if post.pinned:

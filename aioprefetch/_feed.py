@@ -7,9 +7,9 @@ thread, an asynchronous one on the loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ._codec import Payload
@@ -20,10 +20,7 @@ from ._source import Call, End, Reading, is_async_iterable, reset, start_epoch, 
 from ._threads import Helper
 from ._worker import call_async, call_sync, drive
 
-_SLICE = 0.001  # seconds of reading after which what was read is handed over
-
 Pack = Callable[[Sequence[Any]], Payload]
-_Slice = tuple[list[Planned], bool]
 
 
 class Feed:
@@ -77,6 +74,9 @@ class Feed:
         self._position = 0
         self._ended = False
         self._cancelled = False
+        self._loop = asyncio.get_running_loop()
+        self._arrived: deque[Planned | None] = deque()
+        self._announced = False
         self._reader: asyncio.Task[None] | None = None
 
     @property
@@ -89,7 +89,7 @@ class Feed:
     def want(self, room: int) -> None:
         self._room = room
         if self._reader is None and not self._ended:
-            self._reader = asyncio.get_running_loop().create_task(self._read())
+            self._reader = self._loop.create_task(self._read())
 
     def left(self, task: Task) -> None:
         """Nothing depends on it."""
@@ -121,36 +121,49 @@ class Feed:
     async def _read(self) -> None:
         try:
             while self._room > 0 and not self._ended:
-                tasks, ended = await self._read_slice(self._room)
-                # Together and on the loop: an end seen before the last tasks would lose them.
-                self._tasks.extend(tasks)
-                self._ended = self._ended or ended
-                self._room = 0
-                self.notify()  # which takes them, and may want more
+                await self._read_slice(self._room)
+                self._arrive()
         finally:
             self._reader = None
 
-    async def _read_slice(self, room: int) -> _Slice:
+    async def _read_slice(self, room: int) -> None:
         if self._is_async:
-            return await self._batches(room, call_async)
-        read: _Slice = await self._helper.call(lambda: drive(self._batches(room, call_sync)))
-        return read
+            await self._batches(room, call_async)
+        else:
+            await self._helper.call(lambda: drive(self._batches(room, call_sync)))
 
-    async def _batches(self, room: int, call: Call) -> _Slice:
-        """Up to ``room`` tasks, or what a moment brings; and whether that was the end."""
-        batches: list[Planned] = []
-        until = time.monotonic() + _SLICE
-        while len(batches) < room and not self._cancelled:
+    async def _batches(self, room: int, call: Call) -> None:
+        """Read up to ``room`` tasks, each handed over before the next is read."""
+        while room > 0 and not self._cancelled:
             values, end = await self._batch(call)
             if values and (end is None or not self._drop_last or self._grouped):
-                batches.append(self._planned(values))
+                self._hand_over(self._planned(values))
+                room -= 1
             if end is not None:
                 if end.error is not None:
-                    batches.append(self._failed(end.error))
-                return batches, True
-            if time.monotonic() > until:
-                break
-        return batches, False
+                    self._hand_over(self._failed(end.error))
+                self._hand_over(None)
+                return
+
+    def _hand_over(self, planned: Planned | None) -> None:
+        """A task, or None for the end, for the loop; from the thread that reads."""
+        self._arrived.append(planned)
+        if not self._announced:
+            self._announced = True
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._arrive)
+
+    def _arrive(self) -> None:
+        # The end comes by the way of the tasks: seen before the last of them it would lose them.
+        self._announced = False
+        while self._arrived and not self._ended:
+            planned = self._arrived.popleft()
+            if planned is None:
+                self._ended = True
+            else:
+                self._tasks.append(planned)
+                self._room -= 1
+        self.notify()  # which takes them, and may want more
 
     async def _batch(self, call: Call) -> tuple[Sequence[Any], End | None]:
         """The values of the next task; fewer, and why, at the end."""

@@ -193,6 +193,8 @@ class Lane:
         raise NotImplementedError
 
     def _hear(self, frame: Frame) -> None:
+        if self.buried:  # with nobody to wait for it
+            return
         message = _codec.decode(frame[:1])
         if type(message) is Report:
             self._events.lane_reports(self, self._received(message, frame[1:]))
@@ -298,7 +300,7 @@ class ChannelLane(Lane):
             self._space.close_fd()
             if self.reader is not None:
                 self.reader.abandon()
-            self._space = None
+            self._space = self.reader = None
 
     def close_watched(self) -> None:
         super().close_watched()
@@ -321,7 +323,8 @@ class ChannelLane(Lane):
         super().say_goodbye()
 
     def offer(self, orders: list[Order]) -> None:
-        assert self._space is not None
+        if self._space is None:  # buried
+            return
         for order in orders:
             self._space.page.offer(order.ticket)
 
@@ -336,7 +339,7 @@ class ChannelLane(Lane):
 
     def _ended(self) -> None:
         """`serve` or the channel ended: a worker that was told to end will, any other must."""
-        if self.dead:
+        if self.dead or self.buried:
             return
         if not self._ending:
             self.kill()

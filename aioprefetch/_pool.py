@@ -335,14 +335,14 @@ class ProcessPool:
     def abandon(self) -> None:
         if os.getpid() != self._pid:  # a fork of the process that the workers belong to
             return
-        self._closing = True
+        self._begin_closing()
         for lane in self._lanes:
             lane.hang_up()
         self._keeper.post(self._reap)
 
     def _begin_closing(self) -> None:
         self._closing = True
-        self._dispatch.clear()
+        self._dispatch.halt()
 
     def _kill_lanes(self) -> None:
         for lane in self._lanes:
@@ -362,6 +362,7 @@ class ProcessPool:
     def _let_go(self) -> None:
         if self._shipment is not None:
             self._shipment.close()
+        self._loans.clear()
         self._keeper.stop()
         _pools.discard(self)
 

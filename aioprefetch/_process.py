@@ -79,12 +79,15 @@ class WorkerProcess:
         self._manager: threading.Thread | None = None
         self._first: Future[Any] | None = None
         self._joined = False
+        self._pid: int | None = None
         self.pidfd: PidFd | None = None
 
     @property
     def pid(self) -> int | None:
         process = self._context.process
-        return None if process is None else process.pid
+        if process is not None:
+            self._pid = process.pid
+        return self._pid
 
     def start(self, initializer: Callable[..., None], kit: Any, call: Callable[[], Any]) -> None:
         """Start it, with a kit for the initializer and a first call to run."""
@@ -128,9 +131,17 @@ class WorkerProcess:
             if self._manager is not None:
                 self._manager.join()
         self._joined = True
+        return self._forget_process()
+
+    def _forget_process(self) -> int | None:
+        # Its pipes, and the manager's queues, live as long as what refers to them.
+        process, self._context.process = self._context.process, None
+        self._manager = self._first = None
+        exitcode: int | None = None
         with suppress(ValueError, AssertionError, AttributeError):
-            return self._context.process.exitcode  # type: ignore[no-any-return]
-        return None
+            exitcode = process.exitcode
+            process.close()
+        return exitcode
 
     def wake_manager(self) -> None:
         """Free the executor's manager of a process that is dead."""

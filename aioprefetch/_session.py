@@ -479,14 +479,19 @@ class Iteration:
 
     async def _end_session(self) -> None:
         if self._session is not None and self._make_session is not None:
-            await outlast(self._session.close())
+            closing = self._session.close()
+            self._session = None
+            await outlast(closing)
 
     def stop(self, reason: Reason) -> None:
         """No more batches; whoever waits is told why."""
         if self._over is None:
             self._over = reason
-            if self._session is not None and self._window is not None:
-                self._session.end_pass(self, self._window)
+            window, self._window = self._window, None
+            if self._session is not None and window is not None:
+                self._session.end_pass(self, window)
+            if self._make_session is None:
+                self._session = None  # it is the Prefetcher's, and may be closed and dropped
 
     def supersede(self) -> None:
         """Another pass begins; the workers of this one alone are ended with it."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
 import os
+import random
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import aioprefetch
 
@@ -328,3 +332,216 @@ class AsyncKeys(Keys):
             await asyncio.sleep(0)
             self.places.add((os.getpid(), threading.get_ident()))
             yield key
+
+
+class Told(Numbers):
+    """Notes what it is told; each item tells the epoch that its copy was told last."""
+
+    def __init__(self, length: int, journal: Journal, delays: Sequence[float] = ()) -> None:
+        super().__init__(length, delays)
+        self.journal = journal
+        self.epoch = -1
+
+    def reset_state(self) -> None:
+        self.journal.add("reset", os.getpid(), 0)
+        self.epoch = -2
+
+    def set_epoch(self, epoch: int) -> None:
+        self.journal.add("epoch", os.getpid(), epoch)
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return os.getpid(), self.epoch, super().__getitem__(index)
+
+
+class ToldFlow(Told):
+    """The same, iterable."""
+
+    __getitem__ = None  # type: ignore[assignment]
+    __len__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in range(self.length):
+            self.delays.sleep(item)
+            yield os.getpid(), self.epoch, item
+
+
+class AsyncToldFlow(ToldFlow):
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in range(self.length):
+            yield os.getpid(), self.epoch, item
+
+
+class ToldShards(ToldFlow):
+    def __init__(self, length: int, journal: Journal, delays: Sequence[float] = ()) -> None:
+        super().__init__(length, journal, delays)
+        self.is_shard = False
+
+    def shard(self, *, num_shards: int, index: int) -> ToldShards:
+        shard = copy.copy(self)
+        shard.is_shard = True
+        return shard
+
+    def reset_state(self) -> None:
+        if self.is_shard:
+            super().reset_state()
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.is_shard:
+            super().set_epoch(epoch)
+
+
+class LengthRaises(Numbers):
+    """``len()`` of it raises."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__(10)
+        self.error = error
+
+    def __len__(self) -> int:
+        raise self.error("no length")
+
+
+class FlowLengthRaises(LengthRaises):
+    __getitem__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(10))
+
+
+class TorchIterable:
+    """Has all that torch's own base class has, and its name."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+
+TorchIterable.__name__ = TorchIterable.__qualname__ = "IterableDataset"
+TorchIterable.__module__ = "torch.utils.data.dataset"
+
+
+class TorchFlow(TorchIterable):
+    """As a user of torch writes it: one copy a worker, divided by the worker's id."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        info = aioprefetch.worker_info()
+        assert info is not None
+        return iter(portion(self.length, info.num_proc, info.id))
+
+
+class Counted:
+    """A factory that notes each call."""
+
+    def __init__(self, make: Callable[..., Any], journal: Journal) -> None:
+        self.make = make
+        self.journal = journal
+
+    def __call__(self) -> Any:
+        self.journal.add("made", os.getpid())
+        return self.make()
+
+
+class AsyncCounted(Counted):
+    async def __call__(self) -> Any:
+        await asyncio.sleep(0)
+        return super().__call__()
+
+
+class Overlapping(Numbers):
+    """Awaits 50 ms an item, and tells how many of its items were in flight."""
+
+    now = 0
+
+    async def __getitem__(self, index: int) -> Any:
+        Overlapping.now += 1
+        seen = Overlapping.now
+        await asyncio.sleep(0.05)
+        seen = max(seen, Overlapping.now)
+        Overlapping.now -= 1
+        return index, seen
+
+
+class Threads(Numbers):
+    """Each item tells which libraries have how many threads, one loaded by the item itself."""
+
+    def __getitem__(self, index: int) -> Any:
+        import threadpoolctl
+
+        for library in ("scipy.linalg", "sklearn.utils._openmp_helpers"):
+            importlib.import_module(library)
+        return [
+            (library["user_api"], library["filepath"], library["num_threads"])
+            for library in threadpoolctl.threadpool_info()
+        ]
+
+
+def draw() -> tuple[float, float, float]:
+    """What each of the three generators gives next."""
+    return float(aioprefetch.rng().random()), random.random(), float(np.random.random())
+
+
+class Drawing(Numbers):
+    """Each item draws from all generators."""
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return index, draw()
+
+
+class AsyncDrawing(Numbers):
+    """Each item draws twice, with other items in between."""
+
+    async def __getitem__(self, index: int) -> Any:
+        first = float(aioprefetch.rng().random())
+        await asyncio.sleep(self.delays.of(index))
+        return index, (first, float(aioprefetch.rng().random()))
+
+
+class DrawingGroups(Drawing):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, draw()) for index in indices]
+
+
+class DrawingShards(Shards):
+    """Draws where it is iterated."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield item, draw()
+
+
+class DrawingDivided(Divided):
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield item, draw()
+
+
+def and_draw(item: Any) -> Any:
+    """A map_fn, or collate_fn, that draws too."""
+    return item, draw()
+
+
+def same_generator(item: Any) -> Any:
+    return item[1] == id(aioprefetch.rng())
+
+
+class Generators(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return index, id(aioprefetch.rng())
+
+
+class Seeds(Numbers):
+    """Each item tells the run's seed."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = aioprefetch.worker_info()
+        assert info is not None
+        return info.seed

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -304,15 +304,16 @@ class AsyncOddShards(OddShards):
 class Shards:
     """Two shards of four items; an item is what ``function`` makes of 10 · shard + ordinal."""
 
-    def __init__(self, function: Callable[[int], Any], index: int = 0) -> None:
+    def __init__(self, function: Callable[[int], Any], shards: Sequence[int] = (0, 1)) -> None:
         self.function = function
-        self.index = index
+        self.shards = shards
 
     def shard(self, num_shards: int, index: int) -> Shards:
-        return Shards(self.function, index)
+        return Shards(self.function, self.shards[index::num_shards])
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.function(10 * self.index + ordinal) for ordinal in range(4))
+        places = (10 * shard + ordinal for shard in self.shards for ordinal in range(4))
+        return map(self.function, places)
 
 
 # Deaths

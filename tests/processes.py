@@ -78,11 +78,14 @@ def _descriptors() -> Iterator[str]:
             continue
 
 
+# What other processes of the machine make and drop meanwhile.
+_OTHERS = ("sem.", "psm_", "torch_")
+
+
 def _shared_memory() -> Iterator[str]:
-    # Semaphores of other processes come and go; those of this one are mapped.
-    yield from (name for name in os.listdir("/dev/shm") if not name.startswith("sem."))
+    yield from (name for name in os.listdir("/dev/shm") if not name.startswith(_OTHERS))
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if "/dev/shm/sem." in line:
+        if "/dev/shm/" in line:
             yield line.split(maxsplit=5)[5]
 
 

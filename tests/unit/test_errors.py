@@ -70,7 +70,10 @@ async def error_of(p: Any) -> TaskError:
 
 # Each stage under each policy
 
-ITEM_RULE = [
+Rule = tuple[str, int | None, list[Any], int]  # policy, batch_size, what comes, p.skipped
+Cell = tuple[str, str, int | None, list[Any], int]
+
+ITEM_RULE: list[Rule] = [
     ("raise", None, [0, 1, "{} 2", 3, 4], 0),
     ("skip", None, [0, 1, 3, 4], 1),
     ("call", None, [0, 1, "mended 2", 3, 4], 0),
@@ -78,7 +81,16 @@ ITEM_RULE = [
     ("skip", 2, [[0, 1], [3], [4]], 1),
     ("call", 2, [[0, 1], ["mended 2", 3], [4]], 0),
 ]
-ALWAYS = ("raise", "skip", "call")
+
+
+def governed(stage: str, rules: list[Rule] = ITEM_RULE) -> list[Cell]:
+    return [(stage, *rule) for rule in rules]
+
+
+def always(stage: str, batch_size: int | None, expected: list[Any]) -> list[Cell]:
+    """The same under every policy."""
+    return [(stage, policy, batch_size, expected, 0) for policy in POLICIES]
+
 
 STAGES: dict[str, dict[str, Any]] = {
     "fetch": {"source": Map(5, faulty.fail)},
@@ -91,21 +103,21 @@ STAGES: dict[str, dict[str, Any]] = {
     "iterate async": {"source": faulty.AsyncItems(5), "split": "parent"},
 }
 
-Cell = tuple[str, str, int | None, list[Any], int]
 CELLS: list[Cell] = [
-    *((stage, *row) for stage in ("fetch", "fetch async", "map") for row in ITEM_RULE),
-    *(("collate", policy, None, [0, 1, "{} [2]", 3, 4], 0) for policy in ALWAYS),
-    *(("collate", policy, 2, [[0, 1], "{} [2, 3]", [4]], 0) for policy in ALWAYS),
-    *(
-        (stage, policy, None, [0, 1, "{} 2"], 0)
-        for stage in ("iterate", "iterate here", "iterate async")
-        for policy in ALWAYS
-    ),
-    *(("iterate", policy, 3, [[0, 1], "{} 2"], 0) for policy in ALWAYS),
+    *governed("fetch"),
+    *governed("fetch async"),
+    *governed("map"),
+    *always("collate", None, [0, 1, "{} [2]", 3, 4]),
+    *always("collate", 2, [[0, 1], "{} [2, 3]", [4]]),
+    *always("iterate", None, [0, 1, "{} 2"]),
+    *always("iterate", 3, [[0, 1], "{} 2"]),
+    *always("iterate here", None, [0, 1, "{} 2"]),
+    *always("iterate here", 3, [[0, 1], "{} 2"]),
+    *always("iterate async", None, [0, 1, "{} 2"]),
 ]
 RESULT_CELLS: list[Cell] = [
-    *(("result", *row) for row in ITEM_RULE[:3]),
-    *(("result", policy, 2, [[0, 1], "{} [2, 3]", [4]], 0) for policy in ALWAYS),
+    *governed("result", ITEM_RULE[:3]),
+    *always("result", 2, [[0, 1], "{} [2, 3]", [4]]),
 ]
 
 
@@ -218,7 +230,7 @@ async def test_items_left_out_of_a_batch_that_then_fails_are_counted(num_proc: i
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_map_errors_of_a_stream(num_proc: int, policy: str) -> None:
     p = Prefetcher(
-        faulty.Shards(faulty.identity),
+        faulty.Shards(faulty.identity, [0]),
         map_fn=faulty.fail,
         num_shards=1,
         on_error=POLICIES[policy],
@@ -587,7 +599,7 @@ async def test_an_unpicklable_item_of_a_source_read_here_fails_alone(policy: str
         iter(items), batch_size=2, collate_fn=list, on_error=POLICIES[policy], split="parent"
     )
     seen = await outcomes(p)
-    wanted = {"raise": ["fetch 2"], "skip": [[3]], "call": [["mended 2", 3]]}[policy]
+    wanted: Any = {"raise": ["fetch 2"], "skip": [[3]], "call": [["mended 2", 3]]}[policy]
     assert [told(outcome) for outcome in seen] == [[0, 1], *wanted]
     if policy == "raise":
         assert "config['inner'][1]" in str(seen[1].__cause__)
@@ -673,7 +685,8 @@ async def test_a_death_is_prompt_and_under_the_policy(how: str, policy: str, wor
 @pytest.mark.parametrize("how", DEATHS)
 async def test_a_death_says_who_and_how(how: str) -> None:
     async with Prefetcher(Map(4, faulty.PidThenDie(how)), num_prefetch=1) as p:
-        pid, _, error, broken = await outcomes(p)
+        outcome = await outcomes(p)
+    pid, error, broken = outcome[0], outcome[2], outcome[3]
     _, exitcode, word = DEATHS[how]
     assert (error.pid, error.exitcode, error.worker, error.index) == (pid, exitcode, 0, BAD)
     assert word in str(error)
@@ -751,13 +764,16 @@ async def test_streams_pinned_to_the_dead_end_and_others_go_on(policy: str) -> N
     assert "broken" not in seen
 
 
-@pytest.mark.parametrize("length", [3, 9])
-@pytest.mark.parametrize("split", [None, "worker"])
-async def test_with_no_worker_left_every_anext_is_pool_broken(length: int, split: Any) -> None:
+BROKEN: dict[str, Any] = {
+    "with more to come": Map(9, faulty.Die("exit 3")),
+    "at the last item": Map(3, faulty.Die("exit 3")),
+    "in its only stream": faulty.Shards(faulty.Die("exit 3")),
+}
+
+
+@pytest.mark.parametrize("source", BROKEN.values(), ids=BROKEN)
+async def test_with_no_worker_left_every_anext_is_pool_broken(source: Any) -> None:
     """However little of the epoch was still to be requested."""
-    source: Any = Map(length, faulty.Die("exit 3"))
-    if split is not None:
-        source = faulty.Shards(faulty.Die("exit 3"))
     async with Prefetcher(source) as p:
         assert isinstance((await outcomes(p))[-1], PoolBroken)
         again = aiter(p)
