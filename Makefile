@@ -1,14 +1,15 @@
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 ARGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs
+.PHONY: help demo test lint format docs bench bench-quick
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
 	$(BIN)/python examples/digits.py --picture build/digits.png $(ARGS)
@@ -28,6 +29,14 @@ format: $(VENV)/.group-lint ## Fix style and format in place
 docs: $(VENV)/.group-docs ## Build the documentation
 	$(BIN)/zensical build --clean --strict
 
+bench: $(PEERS)/.group-peers ## Measure beside other loaders, about 25 minutes (ARGS="--only one-int")
+	$(PEERS)/bin/python -m tests.benchmarks --json build/bench.json $(ARGS)
+	$(PEERS)/bin/python -m tests.benchmarks.report --json build/bench.json
+
+bench-quick: $(PEERS)/.group-peers ## A part of that in under 3 minutes; the page goes to build/
+	$(PEERS)/bin/python -m tests.benchmarks --quick --json build/bench-quick.json $(ARGS)
+	$(PEERS)/bin/python -m tests.benchmarks.report --json build/bench-quick.json --out build
+
 # The pip that venv brings may be too old for dependency groups.
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
@@ -40,4 +49,12 @@ $(VENV)/.group-%: pyproject.toml $(VENV)/.pip
 
 $(VENV)/.extra-%: pyproject.toml $(VENV)/.pip
 	$(BIN)/python -m pip install --quiet -e '.[$*]'
+	@touch $@
+
+# The other loaders need Python 3.11. torch first and by name: pip then takes the CPU build at hand.
+$(PEERS)/.group-peers: pyproject.toml
+	test -d $(PEERS) || python3.11 -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0
+	$(PEERS)/bin/python -m pip install --quiet --group peers --group test -e .
 	@touch $@

@@ -37,11 +37,15 @@ class Parcel(NamedTuple):
         """The values, in the memory of ``buffers``."""
         start = 0
         for pickled, count in self.values:
-            try:
-                yield pickle.loads(pickled, buffers=buffers[start : start + count])
-            except BaseException as error:  # a __setstate__ of the user's
-                yield Lost(error, "a key that cannot be rebuilt in the worker")
+            yield _rebuilt(pickled, buffers[start : start + count])
             start += count
+
+
+def _rebuilt(pickled: bytes, buffers: Sequence[Segment]) -> Any:
+    try:
+        return pickle.loads(pickled, buffers=buffers)
+    except BaseException as error:  # a __setstate__ of the user's
+        return Lost(error, "a key that cannot be rebuilt in the worker")
 
 
 class Live(NamedTuple):

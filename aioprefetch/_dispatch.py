@@ -20,7 +20,7 @@ from ._page import CLAIMS
 
 CHUNK_SECONDS = 0.001  # of work that one message carries; 0 sends each task alone
 PATIENCE = 0.005  # seconds after a worker's last word
-_SMOOTHING = 0.2  # weight of the newest report in the mean time of a task
+_GROWTH = 1.25  # of the time that a task is taken for, from one report to the next
 
 
 class Request:
@@ -89,6 +89,7 @@ class Dispatcher:
         self._hold = 2
         self._most = 1  # tasks a chunk may have, so that every worker gets some of the window
         self._seconds: float | None = None  # that a task takes
+        self._chunk = 1  # tasks that make a message worth sending
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._reported = 0.0  # when a worker last did
@@ -144,13 +145,14 @@ class Dispatcher:
         """Send what workers have room for."""
         if self._stopped:
             return
-        chunk = self._chunk()
         for post in self._posts:
             if post.pinned:
-                self._send(post, post.pinned, chunk)
+                self._send(post, post.pinned)
         while self._queue:
+            if 2 * len(self._queue) < self._chunk and not self._idle():
+                return  # not worth a message, and nobody waits for it
             post = min(self._posts, key=self._load)
-            if post.lane.dead or not self._send(post, self._queue, chunk):
+            if post.lane.dead or not self._send(post, self._queue):
                 return
         self._consider_withdrawing()
 
@@ -158,15 +160,9 @@ class Dispatcher:
     def _load(post: _Post) -> tuple[bool, int]:
         return post.lane.dead, len(post.held)
 
-    def _chunk(self) -> int:
-        if self._seconds is None:
-            return 1
-        size = int(CHUNK_SECONDS / max(self._seconds, 1e-7))
-        return max(1, min(size, self._most))
-
-    def _send(self, post: _Post, queue: deque[Request], chunk: int) -> bool:
+    def _send(self, post: _Post, queue: deque[Request]) -> bool:
         """Send a chunk of a queue; False when there is no room, or it is worth waiting for more."""
-        held = len(post.held)
+        held, chunk = len(post.held), self._chunk
         room = self._hold * chunk - held
         size = min(chunk, room, len(queue))
         # A worker that has work waits for a chunk that is worth a message; an idle one does not.
@@ -211,11 +207,13 @@ class Dispatcher:
             post.lane.say(Trim())
 
     def _learn(self, report: Report) -> None:
-        if report.done:
-            seconds = report.seconds / len(report.done)
-            if self._seconds is None:
-                self._seconds = seconds
-            self._seconds += _SMOOTHING * (seconds - self._seconds)
+        if not report.done:
+            return
+        seconds = max(report.seconds / len(report.done), 1e-7)
+        known = self._seconds or seconds
+        # Down at once and up slowly: a worker that was kept waiting for a core says too much.
+        self._seconds = min(seconds, known * _GROWTH)
+        self._chunk = max(1, min(int(CHUNK_SECONDS / self._seconds), self._most))
 
     def lose(self, lane: Lane) -> list[tuple[int, Request]]:
         """A worker has died: what it had begun or read. What it had not begun is queued again."""

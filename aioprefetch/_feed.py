@@ -16,7 +16,7 @@ from ._codec import Payload
 from ._errors import TaskError, describe_error
 from ._messages import NO_STREAM, Task
 from ._plan import Pass, Planned
-from ._source import Call, End, Reading, is_async_iterable, reset, start_epoch, was_cancelled
+from ._source import Call, End, Reading, is_async_iterable, start_epoch, was_cancelled
 from ._threads import Helper
 from ._worker import call_async, call_sync, drive
 
@@ -185,8 +185,6 @@ class Feed:
 
     async def _open(self, call: Call) -> Reading:
         await call(start_epoch, self._iterable, self._pass.epoch)
-        if not self._fetches:
-            await call(reset, self._iterable)
         self._reading = Reading(self._iterable)
         return self._reading
 

@@ -140,7 +140,8 @@ class InlinePool:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self.feed()
+        if not task.cancelled():  # as a loop that ends does with all of them
+            self.feed()
 
     async def _run(self, request: Request) -> None:
         values = request.payload.open()

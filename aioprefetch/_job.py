@@ -40,7 +40,11 @@ class Job:
 
     def reading(self, ordinal: int) -> _Around:
         """Around the reading of a stream's item."""
-        return self._around_item(ordinal)
+        task, seed = self.task, self.desk.info.seed
+        place = (
+            (task.stream, ordinal) if self.desk.replicates else (task.epoch, task.stream, ordinal)
+        )
+        return _Around(self, ordinal, _seeds.key_of(seed, "reading", *place))
 
     def batch(self, domain: Literal["group", "batch"]) -> _Around:
         """Around a call for the whole batch: ``__getitems__`` or ``collate_fn``."""

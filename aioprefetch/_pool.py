@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import process
 from multiprocessing.context import BaseContext
+from types import FrameType
 from typing import Any, Protocol
 
 from . import _codec, _serve
@@ -425,11 +427,29 @@ def refuse_to_start_in_a_starting_worker() -> None:
             "a worker was about to start workers of its own while it imported the program. "
             + _GUARD_HINT
         )
+    module = _module_being_imported()
+    if module is not None:
+        raise WorkerStartError(
+            f"workers were to be started by the body of module {module}, while it is imported, and "
+            "each of them would import it again. Start them from a function that is called later, "
+            "or from the main module under `if __name__ == '__main__':`"
+        )
     if _serve.depth >= _serve.MAX_DEPTH:
         raise RuntimeError(
             f"workers inside of workers, {_serve.depth} deep: a source that starts its own "
             "Prefetcher contains itself"
         )
+
+
+def _module_being_imported() -> str | None:
+    """Name of the module whose body is running up the stack, other than the main one."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")
+        if frame.f_code.co_name == "<module>" and getattr(spec, "_initializing", False):
+            return str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    return None
 
 
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()

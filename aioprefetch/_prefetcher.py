@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from ._config import Config
 from ._session import Cursor, Iteration, Session, length_of_epoch, outlast
-from ._source import Split, describe
+from ._source import Facts, Split, describe
 
 
 class Prefetcher:
@@ -145,10 +146,11 @@ class Prefetcher:
         RuntimeError
             The source is an iterator and has been read.
         """
-        if self._config.facts.one_shot:
+        facts = self._facts()
+        if facts.one_shot:
             if self._cursor.spent:
                 raise RuntimeError(
-                    f"{self._config.facts.name} is an iterator and has been read: give an iterable "
+                    f"{facts.name} is an iterator and has been read: give an iterable "
                     "that can be read again, or the function that makes it"
                 )
             self._cursor.spent = True
@@ -158,6 +160,11 @@ class Prefetcher:
         make_session = None if session is not None else self._make_session
         self._live = Iteration(self._cursor, session, make_session)
         return PrefetchIterator(self, self._live)
+
+    def _facts(self) -> Facts:
+        """What is known of the source."""
+        opened = self._session is not None and self._session.started
+        return self._session.facts if self._session is not None and opened else self._config.facts
 
     @property
     def _make_session(self) -> Callable[[], Session]:
@@ -174,10 +181,8 @@ class Prefetcher:
             The length is not known: the source or sampler has none, a function makes the
             source, or it is read as several streams.
         """
-        facts = self._config.facts
-        if self._session is not None and self._session.started:
-            facts = self._session.facts
-        elif facts.kind != "factory":
+        facts = self._facts()
+        if facts is self._config.facts and facts.kind != "factory":
             facts = describe(self._config.source)
         length = None if facts.kind == "factory" else length_of_epoch(self._config, facts)
         if length is None:
@@ -292,12 +297,14 @@ class Prefetcher:
     def _shard(self, num_shards: int, index: int) -> Prefetcher:
         arguments = self._config.arguments()
         source = arguments.pop("source").shard(num_shards=num_shards, index=index)
-        return Prefetcher(source, **arguments)
+        with _quiet():
+            return Prefetcher(source, **arguments)
 
     def _become_replica(self, key: int) -> None:
         # Called in the worker that this copy lives in: its own random choices begin here.
         seed = None if self._config.seed is None else (self._config.seed + key) % 2**64
-        self._config = replace(self._config, seed=seed)
+        with _quiet():
+            self._config = replace(self._config, seed=seed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._session is not None:
@@ -310,9 +317,16 @@ class Prefetcher:
 
 
 def _rebuild(arguments: dict[str, Any]) -> Prefetcher:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they were given where the original was made
+    with _quiet():
         return Prefetcher(arguments.pop("source"), **arguments)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # Around what makes another of the same: its warnings were given with the original.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class PrefetchIterator:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Domain = Literal["item", "group", "batch", "stream", "replica", "shuffle"]
+Domain = Literal["item", "group", "batch", "stream", "replica", "reading", "shuffle"]
 
 SEED_BITS = 64
 

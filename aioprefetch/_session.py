@@ -27,7 +27,7 @@ from ._inline import InlinePool
 from ._messages import Failed, Made, Nothing
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, Pool, ProcessPool
-from ._source import Facts, Split, describe, is_async_function, was_cancelled
+from ._source import Facts, Split, describe, is_async_function, reset, was_cancelled
 from ._window import Sizes, Window
 
 _BREATH = 0.001  # seconds of ready batches after which other tasks are let run
@@ -43,6 +43,7 @@ class Cursor:
     seed: int | None = None  # of the run, where it was drawn
     begun: bool = False  # whether the epoch's pass has begun
     chosen: int | None = None  # the epoch that set_epoch asked for
+    reset: bool = False  # whether a source that is read here was told that it is in its place
     spent: bool = False  # whether a source that can be read once has been
 
     def begin(self) -> int:
@@ -137,6 +138,9 @@ class Session:
             facts = await self._pool.start()
             if self._facts.kind == "factory":
                 await self._learn(facts)
+            if self._split == "parent" and not self.cursor.reset:
+                self.cursor.reset = True
+                await self._here("the source's reset_state()", reset, self._source)
             split = self._split
             streams = 0 if split is None else self._config.num_streams(self._facts, split)
             hold = self._config.hold(is_async=self._is_async)
@@ -155,23 +159,21 @@ class Session:
             self._config.check_facts(facts)
             self._split = None if facts.kind == "map" else self._config.split_of(facts)
         if self._split == "parent":
-            self._source = await self._make_source()
+            self._source = await self._here("the function given as the source", self._source)
             self._facts = describe(self._source)
             self._config.check_facts(self._facts)
-            self.cursor.spent = False
+            self.cursor.spent = self.cursor.reset = False
 
-    async def _make_source(self) -> Any:
-        make = self._source
+    async def _here(self, what: str, function: Any, *args: Any) -> Any:
+        """Call a function of the user's in this process."""
         try:
-            if is_async_function(make):
-                return await make()
-            return await self._pool.helper().call(make)
+            if is_async_function(function):
+                return await function(*args)
+            return await self._pool.helper().call(function, *args)
         except BaseException as error:
             if was_cancelled(error):
                 raise
-            raise WorkerStartError(
-                f"the function given as the source failed: {describe_error(error)}"
-            ) from error
+            raise WorkerStartError(f"{what} failed: {describe_error(error)}") from error
 
     @property
     def _is_async(self) -> bool:

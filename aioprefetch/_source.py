@@ -70,7 +70,7 @@ def describe(source: Any) -> Facts:
     if is_torch or _has(kind, "__aiter__") or _has(kind, "__iter__"):
         return _iterable(source, name, is_torch)
     if callable(source) and _takes_nothing(source):
-        return Facts("factory", name)
+        return Facts("factory", name, is_async=is_async_function(source))
     raise TypeError(f"{name} is not a source: give {_KINDS}")
 
 
@@ -104,8 +104,9 @@ def _is_torch_iterable(kind: type) -> bool:
 
 
 def _map_style(source: Any, name: str) -> Facts:
-    fetch = getattr(type(source), "__getitems__", None) or type(source).__getitem__
-    return Facts("map", name, is_async=is_async_function(fetch), length=length_of(source))
+    methods = (type(source).__getitem__, getattr(type(source), "__getitems__", None))
+    is_async = any(map(is_async_function, methods))
+    return Facts("map", name, is_async=is_async, length=length_of(source))
 
 
 def _iterable(source: Any, name: str, is_torch: bool) -> Facts:

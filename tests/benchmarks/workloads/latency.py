@@ -13,7 +13,7 @@ from .base import Figures, Goal, Metric, Workload
 
 
 def lateness(contender: Contender, quick: bool) -> Figures:
-    seconds = 1.0 if quick else 2.5
+    seconds = 1.0 if quick else 2.0
     work = _idle if contender.title == "idle loop" else _streaming
     heart = drive.run(contender, work(contender, seconds))
     return {
@@ -53,7 +53,7 @@ WORKLOADS = (
         "A task sleeps 2 ms again and again and notes how late it is woken, while 1 MiB arrays "
         "stream as fast as they come. Loaders that are not asynchronous are asked in a thread "
         "for each item. `idle` is a loop with nothing else to do.",
-        ("idle", "ours", "ours-uvloop", "torch", "grain", "executor"),
+        ("idle", "ours", "torch", "grain", "executor"),
         ("idle", "ours"),
         (
             Metric("p99", "99th percentile", "ms", "less"),

@@ -99,7 +99,7 @@ WORKLOADS = (
         "Memory over 10,000 batches",
         "Batches of 256 KiB; the slope of a line through 90 samples of memory (RSS) after the "
         "first tenth. (A quick run takes 2,000.)",
-        ("ours", "torch"),
+        ("ours",),
         ("ours",),
         (
             Metric("parent", "parent grows", "bytes a batch", "less"),

@@ -100,8 +100,8 @@ WORKLOADS = (
         "Photographs",
         "JPEG files of scikit-image's photographs, decoded, cropped, resized to 224×224, "
         "flipped and scaled to float32, in batches of 32: the processor is the limit.",
-        ("floor", "ours", "torch", "grain", "spdl", "executor"),
-        ("floor", "ours"),
+        ("floor", "ours", "torch", "grain", "spdl"),
+        (),
         (
             Metric("rate", "throughput", "images/s", "more"),
             Metric("cpu", "parent's CPU an image", "ms", "less"),
