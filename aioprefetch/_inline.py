@@ -140,15 +140,19 @@ class InlinePool:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        if not task.cancelled():  # as a loop that ends does with all of them
+        if not task.cancelled():  # a loop that ends cancels all, and must not be given more
             self.feed()
 
     async def _run(self, request: Request) -> None:
         values = request.payload.open()
         try:
             outcome: Outcome = await self._do(self._worker.run(1, request.task, values))
-        except asyncio.CancelledError as error:  # by the user's function, unless we are closing
-            outcome = self._worker.failed(request.task, values, error)
+        except asyncio.CancelledError as error:  # by the loop's end, or by the user's function
+            self._settle(request, self._worker.failed(request.task, values, error))
+            raise
+        self._settle(request, outcome)
+
+    def _settle(self, request: Request, outcome: Outcome) -> None:
         if not self._closing:
             request.settle(outcome)
 

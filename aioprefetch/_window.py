@@ -43,7 +43,7 @@ class Window:
         How many bytes they may be: each is taken for as large as the largest seen, and one is
         always let in.
     probe
-        Requests made before the first is settled and their size is known.
+        Requests made before the first is settled and their size is known; 0 for any number.
     on_error
         What becomes of the items of a worker that died: "raise", "skip", or a function,
         which another worker then calls.
@@ -64,7 +64,7 @@ class Window:
         self._pool = pool
         self._limit = limit
         self._sizes = sizes
-        self._probe = 0 if sizes.largest else max(1, probe)
+        self._probe = 0 if sizes.largest else probe
         self._ordered = ordered
         self._on_error = on_error
         self._requests: deque[Request] = deque()  # ordered: all, in their order

@@ -99,7 +99,7 @@ WORKLOADS = (
         "64 float32 images of 3×224×224, stacked by the default collate. The items are ready "
         "arrays, so that all the work is the stacking.",
         ALL,
-        ("floor", "ours", "torch", "grain"),
+        ("floor", "ours", "torch"),
         (RATE, CPU, ALL_CPU, ONE_BUFFER),
         partial(images, batch_size=64),
         (
@@ -113,7 +113,7 @@ WORKLOADS = (
         "4.8 MB batches",
         "8 of the same images.",
         ALL,
-        ("floor", "ours", "grain"),
+        ("floor", "ours"),
         (RATE, CPU, ALL_CPU, ONE_BUFFER),
         partial(images, batch_size=8),
         (*_BATCHES, Goal("rate", 10, "least", "torch")),
