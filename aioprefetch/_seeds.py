@@ -14,6 +14,7 @@ import sys
 from typing import Any, Literal
 
 import numpy as np
+import numpy.random  # numpy loads it when it is first used, which would be the first item
 
 Domain = Literal["item", "group", "batch", "stream", "replica", "reading", "shuffle"]
 
