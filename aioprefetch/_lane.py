@@ -49,6 +49,7 @@ from ._wire import Channel, Frame, Segment
 from ._worker import Terms
 
 _MAX_CHUNK = 256
+_MANAGER_GRACE = 1.0  # seconds that the thread of a dead worker's executor may take to end
 
 
 class LaneEvents(Protocol):
@@ -261,7 +262,7 @@ class Lane:
 
     def free_at_exit(self) -> None:
         """At interpreter exit: nothing may keep the executor's manager waiting."""
-        self._process.wake_manager()
+        self._process.end_manager(_MANAGER_GRACE)
 
 
 class ChannelLane(Lane):

@@ -143,10 +143,16 @@ class WorkerProcess:
             process.close()
         return exitcode
 
-    def wake_manager(self) -> None:
-        """Free the executor's manager of a process that is dead."""
+    def end_manager(self, timeout: float) -> None:
+        """Free the executor's manager of a process that is dead, and see it end.
+
+        At interpreter exit the stdlib wakes every manager, and stumbles over one that is just
+        closing what it is woken by.
+        """
         if self._executor is not None:
             self._wake_manager(self._executor)
+            if self._manager is not None:
+                self._manager.join(timeout)
 
     def _wake_manager(self, executor: ProcessPoolExecutor) -> None:
         # A grandchild that left the group holds the pipes open by which the manager learns of

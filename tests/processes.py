@@ -126,6 +126,11 @@ class Ended(NamedTuple):
     took: float
 
 
+def _heed_interrupts() -> None:
+    # Tests that run in the background are started with SIGINT ignored, which is inherited.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Script:
     """A Python process with a session of its own, killed with it at the watchdog."""
 
@@ -140,6 +145,7 @@ class Script:
             text=True,
             env={**os.environ, "PYTHONPATH": ROOT},
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
 
     @property
