@@ -145,7 +145,7 @@ class Script:
             text=True,
             env={**os.environ, "PYTHONPATH": ROOT},
             start_new_session=True,
-            preexec_fn=_heed_interrupts,
+            preexec_fn=_heed_interrupts,  # noqa: PLW1509 - one call, then exec
         )
 
     @property
