@@ -229,7 +229,8 @@ ERRORS: dict[str, tuple[list[Any], type[Exception], str]] = {
     "unknown type": (
         [{"path": Path("x")}],
         TypeError,
-        f"item['path']: pathlib.PosixPath at position 0 of the batch cannot be collated; {OUT}conv",
+        f"item['path']: {type(Path()).__module__}.{type(Path()).__name__} at position 0 of the batch "
+        f"cannot be collated; {OUT}conv",
     ),
     "set": ([{1}], TypeError, "item: set at position 0"),
     "a dataclass itself": ([Sample], TypeError, "item: type at position 0"),
