@@ -214,6 +214,7 @@ def test_batch(case: str) -> None:
 
 
 OUT = "give collate_fn=..., or "
+PATH = f"{type(Path()).__module__}.{type(Path()).__name__}"  # Pythons differ in the module
 ERRORS: dict[str, tuple[list[Any], type[Exception], str]] = {
     "no items": ([], ValueError, "a batch needs at least one item"),
     "None": (
@@ -229,8 +230,7 @@ ERRORS: dict[str, tuple[list[Any], type[Exception], str]] = {
     "unknown type": (
         [{"path": Path("x")}],
         TypeError,
-        f"item['path']: {type(Path()).__module__}.{type(Path()).__name__} at position 0 of the batch "
-        f"cannot be collated; {OUT}conv",
+        f"item['path']: {PATH} at position 0 of the batch cannot be collated; {OUT}conv",
     ),
     "set": ([{1}], TypeError, "item: set at position 0"),
     "a dataclass itself": ([Sample], TypeError, "item: type at position 0"),
