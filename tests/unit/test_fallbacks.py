@@ -21,7 +21,7 @@ class WatchesNothing(asyncio.SelectorEventLoop):
     def add_reader(self, *args: Any) -> Any:  # type: ignore[override]
         raise NotImplementedError
 
-    def remove_reader(self, *args: Any) -> Any:  # type: ignore[override]
+    def remove_reader(self, *args: Any) -> Any:
         raise NotImplementedError
 
 
