@@ -242,7 +242,8 @@ class Reader:
         """
         root = self._space.array(block)
         self._lent[block.number] = block
-        finalizer = weakref.finalize(root, _free, self._space.memory, self._lent, block.number)
+        memory, lent = self._space.memory, self._lent
+        finalizer = weakref.finalize(root, _free, memory, lent, block.number, os.getpid())
         finalizer.atexit = False
         return root
 
@@ -306,7 +307,9 @@ def _address(buffer: Segment) -> int:
     return address
 
 
-def _free(memory: mmap.mmap, lent: dict[int, Block], number: int) -> None:
+def _free(memory: mmap.mmap, lent: dict[int, Block], number: int, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child's copy of a view, while the parent has its own
+        return
     # One byte, stored at once under the interpreter's lock: no lock of ours, in any thread.
     # That the loads of the dead views came before is certain where stores are not moved before
     # older loads (x86), and in practice anywhere: thousands of instructions lie between.

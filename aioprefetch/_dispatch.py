@@ -66,6 +66,7 @@ class _Post:
         self.pinned: deque[Request] = deque()  # of streams that it reads
         self.tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
         self.newest = 0
+        self.silent = False  # its tasks were taken back, and it has said nothing since
         self.last_word = loop.time()
 
     def waiting(self) -> Iterable[int]:
@@ -158,7 +159,7 @@ class Dispatcher:
 
     @staticmethod
     def _load(post: _Post) -> tuple[bool, int]:
-        return post.lane.dead, len(post.held)
+        return post.lane.dead or post.silent, len(post.held)
 
     def _send(self, post: _Post, queue: deque[Request]) -> bool:
         """Send a chunk of a queue; False when there is no room, or it is worth waiting for more."""
@@ -185,6 +186,7 @@ class Dispatcher:
         """A worker's report: what is to be settled with what; feeds the worker again."""
         post = self._posts[lane.number]
         post.last_word = self._loop.time()
+        post.silent = False
         settled = [(post.held.pop(ticket), outcome) for ticket, outcome in report.done]
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
@@ -239,7 +241,7 @@ class Dispatcher:
             self._timer = self._loop.call_later(PATIENCE, self._withdraw)
 
     def _idle(self) -> bool:
-        return any(not post.held and not post.lane.dead for post in self._posts)
+        return any(not (post.held or post.silent or post.lane.dead) for post in self._posts)
 
     def _waits(self, post: _Post) -> bool:
         return len(post.held) > self._hold - 1 and not post.lane.dead
@@ -255,6 +257,7 @@ class Dispatcher:
         self.feed()
 
     def _take_back(self, post: _Post) -> None:
+        post.silent = True
         for ticket in post.waiting():
             if post.lane.withdraw(ticket):
                 self._queue.append(post.held.pop(ticket))

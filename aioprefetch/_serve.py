@@ -322,7 +322,8 @@ class _Desk:
         """Run an order, unless it has been withdrawn."""
         page = self._page
         if page is not None and (page.is_shut() or not page.claim(order.ticket)):
-            self._declined.append(order.ticket)
+            with self._lock:
+                self._declined.append(order.ticket)
             return
         began = time.perf_counter()
         outcome = await self._outcome(order, segments)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,3 +103,49 @@ def assert_same(result: Any, value: Any) -> None:
             assert_same(one, other)
     else:
         assert result == value
+
+
+class Values:
+    """The one value, again and again."""
+
+    def __init__(self, value: Any, length: int) -> None:
+        self.value = value
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.value
+
+
+class BegunBy(Fatal):
+    """Writes down which process begins each item, before it may be fatal."""
+
+    def __init__(self, path: Path, length: int, fatal: int) -> None:
+        super().__init__(length, fatal)
+        self.path = path
+
+    def __getitem__(self, index: int) -> int:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, f"{index} {os.getpid()}\n".encode())
+        os.close(fd)
+        return super().__getitem__(index)
+
+    def begun(self) -> list[tuple[int, int]]:
+        """Items and processes, in the order begun."""
+        lines = [line.split() for line in self.path.read_text().splitlines()]
+        return [(int(index), int(pid)) for index, pid in lines]
+
+
+class Pair(NamedTuple):
+    """What `as_pair` makes of a batch."""
+
+    images: Any
+    labels: list[int]
+
+
+def as_pair(items: list[dict[str, Any]]) -> Pair:
+    """A collate_fn of the user's."""
+    labels = [int(item["label"]) for item in items]
+    return Pair(np.stack([item["image"] for item in items]), labels)

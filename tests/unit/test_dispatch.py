@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import mmap
 import os
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,8 +19,11 @@ import pytest
 
 from aioprefetch import Prefetcher, SharedList, WorkerDied
 from aioprefetch._arena import BLOCKS, Block, Reader, Space, Writer
+from aioprefetch._codec import Live, decode
 from aioprefetch._memory import available, refuse_to_exhaust
+from aioprefetch._messages import Order, Report, Task
 from aioprefetch._page import CLAIMS
+from aioprefetch._serve import _Desk
 from tests import arrays
 
 
@@ -214,3 +220,166 @@ async def test_a_shared_list_is_a_list_of_its_items() -> None:
     with pytest.raises(IndexError, match="1000"):
         shared[1000]
     assert [item async for item in Prefetcher(shared, num_proc=2)] == records
+
+
+# Claims, from two processes
+
+
+def _claim_all(space: Space, results: mmap.mmap, count: int) -> None:
+    """The worker's side: claim each ticket when it is its turn."""
+    for ticket in range(1, count + 1):
+        while results[0] != ticket % 251:
+            pass
+        results[4096 + ticket] = 1 + space.page.claim(ticket)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_a_claim_is_never_won_by_both_of_two_processes(space: Space) -> None:
+    count = CLAIMS + 1000  # slots are used again
+    results = mmap.mmap(-1, 4096 * 3)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        _claim_all(space, results, count)
+        os._exit(0)
+    won = Counter[tuple[bool, bool]]()
+    deadline = time.monotonic() + 15
+    for ticket in range(1, count + 1):
+        space.page.offer(ticket)
+        results[0] = ticket % 251
+        for _ in range(ticket % 13):  # so that sometimes one is first and sometimes the other
+            pass
+        withdrawn = space.page.withdraw(ticket)
+        while not results[4096 + ticket]:
+            assert time.monotonic() < deadline
+        won[results[4096 + ticket] == 2, withdrawn] += 1
+        assert bool(space.page.begun()[ticket % CLAIMS])
+    os.waitpid(pid, 0)
+    assert won[True, True] == 0
+    assert won[True, False] > 0
+    assert won[False, True] > 0
+
+
+def test_what_is_declined_while_a_report_is_sent_is_reported_too(space: Space) -> None:
+    """Reports are sent by a thread of their own, for as long as the parent lets it wait."""
+    page = space.page
+    reports: list[Report] = []
+    sending, go_on = threading.Event(), threading.Event()
+
+    def send(frame: Any) -> None:
+        reports.append(decode(frame[:1]))
+        sending.set()
+        assert go_on.wait(5)
+
+    def run(ticket: int) -> None:
+        page.offer(ticket)
+        page.withdraw(ticket)
+        order = Order(ticket, Task(0, 0, 0, 0, 1), Live([0]))
+        asyncio.run(desk.run(order, []))
+
+    desk = _Desk(None, page, send)  # type: ignore[arg-type] # it has nothing to run
+    run(1)
+    reporter = threading.Thread(target=desk.send)
+    reporter.start()
+    assert sending.wait(5)
+    other = threading.Thread(target=run, args=(2,))
+    other.start()
+    other.join(0.2)
+    go_on.set()
+    other.join()
+    reporter.join()
+    desk.send()
+    assert [ticket for report in reports for ticket in report.declined] == [1, 2]
+
+
+# Slow, stopped and dead workers
+
+
+async def test_a_slow_item_among_quick_ones_is_waited_for_alone() -> None:
+    """All that is planned behind it comes before it, as soon as it would without it."""
+    leads = []
+    for _ in range(3):
+        async with Prefetcher(arrays.Slow(2000, {500: 1.0}), num_proc=2, ordered=False) as p:
+            arrived = {item: time.monotonic() async for item in p}
+        assert len(arrived) == 2000
+        slow = arrived.pop(500)
+        leads.append(slow - max(arrived.values()))
+        if leads[-1] > 0.4:
+            return
+    pytest.fail(f"the last of the others came only {leads} s before it")
+
+
+async def test_what_is_finished_is_reported_while_a_slow_item_runs() -> None:
+    """By the only worker, which is in the middle of a message."""
+    async with Prefetcher(arrays.Slow(600, {397: 0.7}), num_proc=1, num_prefetch=100) as p:
+        arrived = {item: time.monotonic() async for item in p}
+    assert list(arrived) == list(range(600))
+    assert arrived[397] - arrived[396] > 0.5
+
+
+async def test_a_stopped_worker_holds_up_no_other() -> None:
+    """At most what it had begun: here it was idle, and nothing was."""
+    async with Prefetcher(range(1000), num_proc=3, ordered=False, num_prefetch=60) as p:
+        stopped = p._session._pool._lanes[0].pid  # type: ignore[union-attr]
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        items = set()
+        try:
+            async with asyncio.timeout(2):
+                async for item in p:
+                    items.add(item)
+        except TimeoutError:
+            pass
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert len(items) >= 999, len(items)
+
+
+async def test_only_what_a_dead_worker_had_begun_is_lost(tmp_path: Path) -> None:
+    source = arrays.BegunBy(tmp_path / "journal", 600, 150)
+    died: list[WorkerDied] = []
+    items: list[int] = []
+    async with Prefetcher(source, num_proc=2, ordered=False) as p:
+        iterator = aiter(p)
+        while True:
+            try:
+                items.append(await anext(iterator))
+            except WorkerDied as error:
+                died.append(error)
+            except StopAsyncIteration:
+                break
+    begun = dict(source.begun())
+    assert len(source.begun()) == len(begun) == 600  # none twice
+    lost = {key for error in died for key in error.indices}
+    assert 150 in lost
+    assert all(begun[key] == begun[150] for key in lost)
+    assert Counter([*items, *lost]) == Counter(range(600))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_no_task_runs_twice_while_workers_are_stopped_and_go_on(
+    ordered: bool, tmp_path: Path
+) -> None:
+    """Tasks are withdrawn, claimed and declined again and again."""
+    seconds = dict.fromkeys(range(0, 1500, 50), 0.02)
+    source = arrays.Journal(tmp_path / "journal", 1500, seconds)
+    async with Prefetcher(source, num_proc=3, ordered=ordered, num_prefetch=90) as p:
+        pids = [lane.pid for lane in p._session._pool._lanes]  # type: ignore[union-attr]
+
+        async def disturb() -> None:
+            for pid in itertools.cycle(pids):
+                assert pid is not None
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    await asyncio.sleep(0.015)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+
+        disturbing = asyncio.create_task(disturb())
+        async with asyncio.timeout(20):
+            items = [item async for item in p]
+        assert not disturbing.done()
+        disturbing.cancel()
+        await asyncio.wait([disturbing])
+    assert (items if ordered else sorted(items)) == list(range(1500))
+    assert sorted(source.lines()) == list(range(1500))
