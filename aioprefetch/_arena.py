@@ -158,6 +158,8 @@ class Writer:
             It needs memory that the machine, or the control group, does not have.
         """
         order = max((nbytes - 1).bit_length(), _FIRST_CLASS)
+        if order - _FIRST_CLASS >= _CLASSES:
+            return None
         kind = self._classes[order - _FIRST_CLASS]
         number = self._free(kind)
         if number is None:

@@ -72,6 +72,10 @@ def test_more_blocks_than_there_are_entries_are_refused_not_overlaid(space: Spac
     assert min(block.offset for block in blocks if block is not None) >= space.blocks
 
 
+def test_what_no_class_is_large_enough_for_is_refused(space: Space) -> None:
+    assert Writer(space).take(1 << 50) is None
+
+
 def test_an_array_made_in_place_is_recognised(space: Space) -> None:
     writer = Writer(space)
     array = writer.empty((64, 1024), np.dtype(np.float32))
