@@ -272,6 +272,7 @@ class ChannelLane(Lane):
     _space: Space | None = None
     _begun = b""  # what was claimed when it died
     _channel: Channel | None = None
+    _serve_over = False
 
     def _launch(self, post: _serve.Post, shipment: Shipment) -> None:
         ends = self._ends = _ParentEnds()
@@ -336,6 +337,7 @@ class ChannelLane(Lane):
         return bool(self._begun[ticket % CLAIMS])
 
     def _served(self, _: Future[None]) -> None:
+        self._serve_over = True
         self._call_on_loop(self._ended)
 
     def _ended(self) -> None:
@@ -344,7 +346,7 @@ class ChannelLane(Lane):
             return
         if not self._ending:
             self.kill()
-        elif self._process.first.done():
+        elif self._serve_over:
             self._keeper.post(self._process.release)
 
     def _detach(self) -> None:

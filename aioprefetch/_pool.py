@@ -154,11 +154,11 @@ class ProcessPool:
         """
         try:
             await self._keeper.call(self._launch)
+            if self._closing:  # the keeper is ending them, and they are not to be watched
+                raise WorkerStartError("closed while the workers were starting")
             for lane in self._lanes:
                 lane.attach(self._loop)
                 self._loans.add(lane.reader)
-            if self._closing:
-                self.kill()
             await self._all_ready()
         except BaseException:
             self.kill()
