@@ -59,6 +59,7 @@ class InlinePool:
         hop = self._hop if terms.is_async else None
         self._worker = Worker(program, terms, 0, outbox=_Here(), call=hop, closing=self._is_closing)
         self._queue: deque[Request] = deque()
+        self._active = 0  # tasks that drain the queue
         self._running: set[asyncio.Task[None]] = set()
         self._closing = False
         self._closed: asyncio.Task[None] | None = None
@@ -130,18 +131,25 @@ class InlinePool:
             task.cancel()
 
     def feed(self) -> None:
-        while self._queue and len(self._running) < self._hold and not self._closing:
-            self._spawn(self._run(self._queue.popleft()))
+        if not self._closing:
+            for _ in range(min(len(self._queue), self._hold - self._active)):
+                self._active += 1
+                self._spawn(self._drain())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._running.discard)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():  # a loop that ends cancels all, and must not be given more
-            self.feed()
+    async def _drain(self) -> None:
+        # One task for many requests: a loop that ends cancels the tasks it finds, and one that
+        # was made by the end of another would be left.
+        try:
+            while self._queue and not self._closing:
+                await self._run(self._queue.popleft())
+                await asyncio.sleep(0)  # a function that awaits nothing must not keep the loop
+        finally:
+            self._active -= 1
 
     async def _run(self, request: Request) -> None:
         values = request.payload.open()
