@@ -160,6 +160,7 @@ class Writer:
         order = max((nbytes - 1).bit_length(), _FIRST_CLASS)
         if order - _FIRST_CLASS >= _CLASSES:
             return None
+        self.trim()
         kind = self._classes[order - _FIRST_CLASS]
         number = self._free(kind)
         if number is None:

@@ -1,4 +1,4 @@
-"""Objects to and from segments: results, keys and items, and the shipped source.
+"""Objects to and from segments and shared memory: results, and the shipped source.
 
 Plain pickle is tried first and cloudpickle when it fails. Large buffers leave the pickle
 and become segments of their own, so that no array is copied into it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -16,56 +17,12 @@ from cloudpickle import cloudpickle as _cloudpickle
 
 from ._arena import Block, Reader, Writer
 from ._culprit import explain
-from ._errors import SerializationError, shorten
-from ._messages import Lost
+from ._errors import SerializationError
 from ._wire import LARGE, Segment
 
 _ALIGN = 64
 _WORTH_A_BLOCK = 1024  # bytes of small buffers from which they go through shared memory
 
-
-class Parcel(NamedTuple):
-    """Keys or items, encoded one by one, so that one that cannot travel is lost alone."""
-
-    values: list[tuple[bytes, int]]  # the pickle of each, and how many buffers left it
-    buffers: Sequence[Segment]
-
-    def open(self) -> list[Any]:
-        return list(self.read(self.buffers))
-
-    def read(self, buffers: Sequence[Segment]) -> Iterator[Any]:
-        """The values, in the memory of ``buffers``."""
-        start = 0
-        for pickled, count in self.values:
-            yield _rebuilt(pickled, buffers[start : start + count])
-            start += count
-
-
-def _rebuilt(pickled: bytes, buffers: Sequence[Segment]) -> Any:
-    try:
-        return pickle.loads(pickled, buffers=buffers)
-    except BaseException as error:  # a __setstate__ of the user's
-        return Lost(error, "a key that cannot be rebuilt in the worker")
-
-
-class Live(NamedTuple):
-    """An object that never left this process, or only ints."""
-
-    value: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Unknown, and the user's own."""
-        return 0
-
-    def open(self) -> Any:
-        return self.value
-
-    def read(self, buffers: Sequence[Segment]) -> Any:
-        return self.value
-
-
-Payload = Parcel | Live
 
 _Buffers = Callable[[pickle.PickleBuffer], Any] | None
 Dumps = Callable[..., bytes]
@@ -79,16 +36,17 @@ class Slice(NamedTuple):
     nbytes: int
 
 
-class Packed(NamedTuple):
-    """A result on its way: its pickle, and where the buffers that left it are.
+# Where a buffer is: a slice of a block, bytes of its own, or the number of the segment that
+# follows the message, when there was no shared memory for it.
+Place = Slice | bytearray | int
 
-    A buffer is a slice of a block, bytes of its own, or the number of the segment that
-    follows, when there was no shared memory for it.
-    """
+
+class Packed(NamedTuple):
+    """A result on its way: its pickle, and where the buffers that left it are."""
 
     pickled: bytes | Slice
     blocks: tuple[Block, ...] = ()
-    buffers: tuple[Slice | bytearray | int, ...] = ()
+    buffers: tuple[Place, ...] = ()
 
 
 class Delivery(NamedTuple):
@@ -133,8 +91,13 @@ class _Patient(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
 
-def encode_result(value: Any, writer: Writer | None) -> tuple[Packed, list[Segment]]:
+_ATOMS = (int, float, bool, type(None))
+
+
+def encode_result(value: Any, writer: Writer | None) -> tuple[Packed | bytes, Sequence[Segment]]:
     """A result of a worker, its buffers in shared memory, and the segments for which there is none.
+
+    Only its pickle, when nothing has left that.
 
     Arrays that were made there stay where they are; others are copied in, once.
 
@@ -145,56 +108,73 @@ def encode_result(value: Any, writer: Writer | None) -> tuple[Packed, list[Segme
     MemoryError
         Naming the bytes that are not to be had.
     """
+    if type(value) in _ATOMS:
+        return pickle.dumps(value, 5), ()
     try:
         pickled, *buffers = _encode(value, plain_dumps, in_band=0)
     except BaseException:  # a class or function of __main__, say, or what a __reduce__ raised
         pickled, *buffers = _explained(value, dumps_with(Homeward), in_band=0)
     if not buffers and len(pickled) < LARGE:
-        return Packed(bytes(pickled)), []
-    return _Packing(writer).pack(pickled, buffers)
+        return bytes(pickled), ()
+    packing = Packing(writer)
+    return packing.pack(pickled, buffers), packing.segments
 
 
-class _Packing:
-    """Puts the buffers of one result in blocks: a large one in its own, small ones together."""
+class Packing:
+    """Puts buffers in blocks: a large one in its own, small ones together."""
 
     def __init__(self, writer: Writer | None) -> None:
         self._writer = writer
-        self._blocks: list[Block] = []
-        self._segments: list[Segment] = []
+        self.blocks: list[Block] = []
+        self.segments: list[Segment] = []
 
-    def pack(self, pickled: Segment, buffers: list[Segment]) -> tuple[Packed, list[Segment]]:
-        try:
-            places = self._place_small([b for b in buffers if _size(b) < LARGE])
-            found = [
-                next(places) if _size(buffer) < LARGE else self._place(buffer) for buffer in buffers
-            ]
+    def pack(self, pickled: Segment, buffers: list[Segment]) -> Packed:
+        """A result's."""
+        with self._all_or_none():
+            places = self._place(buffers)
             head = bytes(pickled) if len(pickled) < LARGE else self._place_pickle(pickled)
-        except BaseException:
-            self._give_back()
-            raise
-        return Packed(head, tuple(self._blocks), tuple(found)), self._segments
+        return Packed(head, tuple(self.blocks), places)
 
-    def _place_small(self, buffers: list[Segment]) -> Iterator[Slice | bytearray | int]:
+    def place(self, buffers: Sequence[Segment]) -> tuple[Place, ...]:
+        """Where they are now."""
+        with self._all_or_none():
+            return self._place(buffers)
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            for block in self.blocks:
+                assert self._writer is not None
+                self._writer.free(block)
+            raise
+
+    def _place(self, buffers: Sequence[Segment]) -> tuple[Place, ...]:
+        small = iter(self._place_small([b for b in buffers if _size(b) < LARGE]))
+        return tuple(next(small) if _size(b) < LARGE else self._place_large(b) for b in buffers)
+
+    def _place_small(self, buffers: list[Segment]) -> Sequence[Place]:
         sizes = [_size(buffer) + -_size(buffer) % _ALIGN for buffer in buffers]
         block = None
         if self._writer is not None and sum(sizes) >= _WORTH_A_BLOCK:
             block = self._writer.take(sum(sizes))
         if block is None:
-            return (bytearray(buffer) for buffer in buffers)
-        return iter(self._copy_all(block, buffers, sizes))
+            return [bytearray(buffer) for buffer in buffers]
+        return self._copy_all(block, buffers, sizes)
 
     def _copy_all(self, block: Block, buffers: list[Segment], sizes: list[int]) -> list[Slice]:
         assert self._writer is not None
-        self._blocks.append(block)
+        self.blocks.append(block)
         room = self._writer.view(block)
         slices, start = [], 0
         for buffer, size in zip(buffers, sizes, strict=True):
-            slices.append(Slice(len(self._blocks) - 1, start, _size(buffer)))
+            slices.append(Slice(len(self.blocks) - 1, start, _size(buffer)))
             room[start : start + _size(buffer)] = buffer
             start += size
         return slices
 
-    def _place(self, buffer: Segment) -> Slice | int:
+    def _place_large(self, buffer: Segment) -> Slice | int:
         block = None
         if self._writer is not None:
             block = self._writer.opened(buffer)
@@ -203,36 +183,39 @@ class _Packing:
                 if block is not None:
                     self._writer.copy(block, buffer)
         if block is None:
-            self._segments.append(buffer)
-            return len(self._segments) - 1
-        self._blocks.append(block)
-        return Slice(len(self._blocks) - 1, 0, _size(buffer))
+            self.segments.append(buffer)
+            return len(self.segments) - 1
+        self.blocks.append(block)
+        return Slice(len(self.blocks) - 1, 0, _size(buffer))
 
     def _place_pickle(self, pickled: Segment) -> bytes | Slice:
-        place = self._place(pickled)
+        place = self._place_large(pickled)
         if isinstance(place, Slice):
             return place
-        return bytes(self._segments.pop())
+        return bytes(self.segments.pop())
 
-    def _give_back(self) -> None:
-        for block in self._blocks:
-            assert self._writer is not None
-            self._writer.free(block)
+
+def found(places: Sequence[Place], roots: Sequence[Any], segments: Sequence[Segment]) -> list[Any]:
+    """The buffers, of which the blocks are mapped as ``roots``."""
+    return [
+        _slice_of(roots, place)
+        if isinstance(place, Slice)
+        else (segments[place] if isinstance(place, int) else place)
+        for place in places
+    ]
 
 
 def _size(buffer: Segment) -> int:
     return memoryview(buffer).nbytes
 
 
-def receive(packed: Packed, segments: Sequence[Segment], reader: Reader | None) -> Delivery:
+def receive(packed: Packed | bytes, segments: Sequence[Segment], reader: Reader | None) -> Delivery:
     """A result as it has come; the memory it lies in is kept until its last view dies."""
+    if type(packed) is bytes:
+        return Delivery(packed, (), len(packed))
+    assert type(packed) is Packed
     roots = [reader.lend(block) for block in packed.blocks] if reader is not None else []
-    buffers: list[Any] = []
-    for place in packed.buffers:
-        if isinstance(place, Slice):
-            buffers.append(_slice_of(roots, place))
-        else:
-            buffers.append(segments[place] if isinstance(place, int) else place)
+    buffers = found(packed.buffers, roots, segments)
     pickled = packed.pickled
     nbytes = sum(block.nbytes for block in packed.blocks) + sum(map(_size, segments))
     if isinstance(pickled, Slice):
@@ -240,30 +223,11 @@ def receive(packed: Packed, segments: Sequence[Segment], reader: Reader | None) 
     return Delivery(pickled, buffers, nbytes + len(pickled))
 
 
-def _slice_of(roots: list[Any], place: Slice) -> Any:
+def _slice_of(roots: Sequence[Any], place: Slice) -> Any:
     root = roots[place.block]
     if place.start == 0 and place.nbytes == len(root):
         return root
     return root[place.start : place.start + place.nbytes]
-
-
-def encode_values(values: Sequence[Any]) -> Payload:
-    """Keys or items as a worker is sent them; one that cannot be is replaced by a `Lost`."""
-    if all(type(value) is int for value in values):
-        return Live(list(values))
-    encoded, buffers = [], []
-    for value in values:
-        pickled, *left = _encode_or_lose(value)
-        encoded.append((bytes(pickled), len(left)))
-        buffers += left
-    return Parcel(encoded, buffers)
-
-
-def _encode_or_lose(value: Any) -> list[Segment]:
-    try:
-        return encode(value)
-    except SerializationError as error:
-        return encode(Lost(error, shorten(value)))
 
 
 def encode(value: Any) -> list[Segment]:

@@ -12,11 +12,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from . import _codec
 from ._arena import STALE
 from ._lane import Lane
-from ._messages import NO_STREAM, Outcome, Report, Task, Trim
+from ._messages import NO_STREAM, Outcome, Report, Task
 from ._page import CLAIMS
+from ._payload import Payload
 
 CHUNK_SECONDS = 0.001  # of work that one message carries; 0 sends each task alone
 PATIENCE = 0.005  # seconds after a worker's last word
@@ -28,9 +28,7 @@ class Request:
 
     __slots__ = ("_settled", "outcome", "payload", "task")
 
-    def __init__(
-        self, task: Task, payload: _codec.Payload, settled: Callable[[Request], None]
-    ) -> None:
+    def __init__(self, task: Task, payload: Payload, settled: Callable[[Request], None]) -> None:
         self.task = task
         self.payload = payload
         self.outcome: Outcome | None = None
@@ -80,10 +78,19 @@ class _Post:
 
 
 class Dispatcher:
-    """The tasks of a pool on their way to its workers."""
+    """The tasks of a pool on their way to its workers.
 
-    def __init__(self, lanes: Sequence[Lane], loop: asyncio.AbstractEventLoop) -> None:
+    Parameters
+    ----------
+    on_idle
+        Called when nothing has been reported for some seconds.
+    """
+
+    def __init__(
+        self, lanes: Sequence[Lane], loop: asyncio.AbstractEventLoop, on_idle: Callable[[], None]
+    ) -> None:
         self._loop = loop
+        self._on_idle = on_idle
         self._posts = [_Post(lane, loop) for lane in lanes]
         self._queue: deque[Request] = deque()
         self._stopped = False
@@ -99,6 +106,11 @@ class Dispatcher:
         """Learn how many tasks a worker holds, and how many are out at most."""
         self._hold = hold
         self._most = max(1, window // (2 * max(1, len(self._posts))))
+
+    @property
+    def worth(self) -> int:
+        """Requests that make a message worth sending."""
+        return (self._chunk + 1) // 2
 
     @property
     def busy(self) -> bool:
@@ -150,7 +162,7 @@ class Dispatcher:
             if post.pinned:
                 self._send(post, post.pinned)
         while self._queue:
-            if 2 * len(self._queue) < self._chunk and not self._idle():
+            if len(self._queue) < self.worth and not self._idle():
                 return  # not worth a message, and nobody waits for it
             post = min(self._posts, key=self._load)
             if post.lane.dead or not self._send(post, self._queue):
@@ -167,7 +179,7 @@ class Dispatcher:
         room = self._hold * chunk - held
         size = min(chunk, room, len(queue))
         # A worker that has work waits for a chunk that is worth a message; an idle one does not.
-        if post.lane.dead or size <= 0 or (held > 0 and 2 * size < chunk):
+        if post.lane.dead or size <= 0 or (held > 0 and size < self.worth):
             return False
         orders = []
         for _ in range(size):
@@ -195,18 +207,16 @@ class Dispatcher:
         self.feed()
         self._reported = post.last_word
         if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(STALE, self._trim)
+            self._idle_timer = self._loop.call_later(STALE, self._look_idle)
         return settled
 
-    def _trim(self) -> None:
-        """When nothing has been done for a while, workers give memory back."""
+    def _look_idle(self) -> None:
         self._idle_timer = None
         left = self._reported + STALE - self._loop.time()
         if left > 0:
-            self._idle_timer = self._loop.call_later(left, self._trim)
-            return
-        for post in self._posts:
-            post.lane.say(Trim())
+            self._idle_timer = self._loop.call_later(left, self._look_idle)
+        else:
+            self._on_idle()
 
     def _learn(self, report: Report) -> None:
         if not report.done:

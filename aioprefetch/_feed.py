@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ._codec import Payload
 from ._errors import TaskError, describe_error
 from ._messages import NO_STREAM, Task
+from ._payload import Payload
 from ._plan import Pass, Planned
 from ._source import Call, End, Reading, is_async_iterable, start_epoch, was_cancelled
 from ._threads import Helper
 from ._worker import call_async, call_sync, drive
 
 Pack = Callable[[Sequence[Any]], Payload]
+Store = Callable[[Payload], Payload]
+
+_MUCH = 1 << 18  # bytes whose copying is not for the loop
 
 
 class Feed:
@@ -38,6 +41,8 @@ class Feed:
         Whether the values are keys, that workers fetch, or items.
     pack
         Makes the payload of a task, in the thread that reads.
+    store
+        Puts the items in it where workers find them.
 
     Attributes
     ----------
@@ -55,6 +60,7 @@ class Feed:
         grouped: bool,
         fetches: bool,
         pack: Pack,
+        store: Store,
         helper: Helper,
     ) -> None:
         self._pass = pass_
@@ -64,6 +70,7 @@ class Feed:
         self._grouped = grouped
         self._fetches = fetches
         self._pack = pack
+        self._store = store
         self._helper = helper
         self.notify: Callable[[], None] = lambda: None
         self._is_async = is_async_iterable(iterable)
@@ -137,7 +144,7 @@ class Feed:
         while room > 0 and not self._cancelled:
             values, end = await self._batch(call)
             if values and (end is None or not self._drop_last or self._grouped):
-                self._hand_over(self._planned(values))
+                self._hand_over(await self._planned(values))
                 room -= 1
             if end is not None:
                 if end.error is not None:
@@ -188,11 +195,16 @@ class Feed:
         self._reading = Reading(self._iterable)
         return self._reading
 
-    def _planned(self, values: Sequence[Any]) -> Planned:
+    async def _planned(self, values: Sequence[Any]) -> Planned:
         task = self._task(len(values))
         self._seq += 1
         self._position += len(values)
-        return Planned(task, values, self._pack(values))
+        payload = self._pack(values)
+        if self._fetches:
+            return Planned(task, payload)
+        if self._is_async and payload.nbytes >= _MUCH:
+            return Planned(task, await self._helper.call(self._store, payload))
+        return Planned(task, self._store(payload))
 
     def _task(self, size: int) -> Task:
         run, epoch, _ = self._pass

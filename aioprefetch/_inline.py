@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _codec
 from ._dispatch import Request
 from ._errors import PoolBroken, WorkerStartError, describe_error
 from ._messages import Outcome
+from ._payload import Live, Payload
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
 from ._worker import Program, Terms, Worker, drive
@@ -30,8 +30,8 @@ class _Here:
 
     empty = staticmethod(np.empty)
 
-    def pack(self, result: Any) -> _codec.Live:
-        return _codec.Live(result)
+    def pack(self, result: Any) -> Live:
+        return Live(result)
 
     def discard(self) -> None:
         """Nothing was set aside."""
@@ -51,6 +51,7 @@ class InlinePool:
 
     def __init__(self, program: Program, terms: Terms, shutdown_timeout: float) -> None:
         self.broken: PoolBroken | None = None
+        self.worth = 1
         self._hold = 1
         self._shutdown_timeout = shutdown_timeout
         self._loop = asyncio.get_running_loop()
@@ -87,8 +88,11 @@ class InlinePool:
     def busy(self) -> bool:
         return bool(self._queue or self._running)
 
-    def pack(self, values: Sequence[Any]) -> _codec.Payload:
-        return _codec.Live(values)
+    def pack(self, values: Sequence[Any]) -> Payload:
+        return Live(values)
+
+    def store(self, payload: Payload) -> Payload:
+        return payload
 
     def helper(self) -> Helper:
         return self._thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import Token
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 from . import _seeds
@@ -26,6 +27,8 @@ class Desk:
 
 class Job:
     """A task, its keys or items, and the places of its calls."""
+
+    __slots__ = ("desk", "fetches", "task", "ticket", "values")
 
     def __init__(self, desk: Desk, ticket: int, task: Task, values: Sequence[Any]) -> None:
         self.desk = desk
@@ -99,31 +102,35 @@ def _as_key(value: Any) -> Any:
     return value.key if isinstance(value, Lost) else value
 
 
-class _Around:
-    """Around calls of the user's: the place they stand at, the seeds, the item in hand."""
+class _Around(Place):
+    """A place while calls of the user's stand there: the seeds, and the item in hand."""
 
-    __slots__ = ("_item", "_job", "_key", "_position", "_record", "_token")
+    __slots__ = ("_item", "_page", "_record", "_seeds_globals", "_ticket", "_token")
 
     def __init__(self, job: Job, position: int, key: int, item: int | None = None) -> None:
-        self._job = job
-        self._position = position
-        self._key = key
+        desk = job.desk
+        Place.__init__(self, desk.info, job.task.epoch, position, key)
+        self._page = desk.page
+        self._seeds_globals = desk.seeds_globals
+        self._ticket = job.ticket
         self._item = position if item is None else item
 
     def __enter__(self) -> None:
-        job, desk = self._job, self._job.desk
-        if desk.page is not None:
-            self._record = desk.page.begin(job.ticket, self._item)
-        place = Place(desk.info, job.task.epoch, self._position, self._key)
-        self._token: Token[Place] = current.set(place)
-        if desk.seeds_globals:
+        if self._page is not None:
+            self._record = self._page.begin(self._ticket, self._item)
+        self._token: Token[Place] = current.set(self)
+        if self._seeds_globals:
             _seeds.seed_globals(self._key)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         current.reset(self._token)
-        page = self._job.desk.page
-        if page is not None:
-            page.end(self._record)
+        if self._page is not None:
+            self._page.end(self._record)
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -29,7 +29,6 @@ from ._exceptions import unpack_error
 from ._memory import Shipment
 from ._messages import (
     Do,
-    Done,
     Failed,
     Goodbye,
     Hello,
@@ -43,12 +42,14 @@ from ._messages import (
     Trim,
 )
 from ._page import CLAIMS, InHand
+from ._payload import Parcel, Payload, Store, sent
 from ._process import WorkerProcess
 from ._threads import Helper
 from ._wire import Channel, Frame, Segment
 from ._worker import Terms
 
 _MAX_CHUNK = 256
+_RECORDS = 4  # of what is in hand, for each item that may be: batches are made beside them
 _MANAGER_GRACE = 1.0  # seconds that the thread of a dead worker's executor may take to end
 
 
@@ -73,6 +74,7 @@ class Lane:
     """
 
     ship: Any = Shipment  # how the source travels to all workers
+    store: Any = Store  # and how items do; None where there is no way but messages
 
     def __init__(
         self, number: int, context: BaseContext, keeper: Helper, events: LaneEvents
@@ -96,12 +98,13 @@ class Lane:
 
     # On the keeper thread
 
-    def launch(self, terms: Terms, worker_threads: int | None, shipment: Any) -> None:
+    def launch(
+        self, terms: Terms, worker_threads: int | None, shipment: Any, store: Store | None
+    ) -> None:
         """Start the process; what fails is raised, with nothing left behind."""
         try:
-            self._launch(
-                _serve.Post(self.number, terms, worker_threads, _serve.depth + 1), shipment
-            )
+            post = _serve.Post(self.number, terms, worker_threads, _serve.depth + 1)
+            self._launch(post, shipment, store)
         except BaseException:
             self.kill()
             self._process.join()
@@ -109,7 +112,7 @@ class Lane:
             self.close_watched()
             raise
 
-    def _launch(self, post: _serve.Post, shipment: Any) -> None:
+    def _launch(self, post: _serve.Post, shipment: Any, store: Store | None) -> None:
         raise NotImplementedError
 
     def bury(self) -> None:
@@ -153,22 +156,23 @@ class Lane:
 
     largest_chunk = _MAX_CHUNK  # tasks that one message may carry
 
-    def give(self, orders: list[tuple[int, Task, _codec.Payload]]) -> None:
+    def give(self, orders: list[tuple[int, Task, Payload]]) -> None:
         """Send tasks with their keys or items, in as few messages as these allow."""
         chunk: list[Order] = []
         for ticket, task, payload in orders:
-            alone = isinstance(payload, _codec.Parcel) and bool(payload.buffers)
-            if alone or len(chunk) >= self.largest_chunk:
-                self._give(chunk, ())
+            if len(chunk) >= self.largest_chunk:
+                self._give(chunk)
                 chunk = []
-            if isinstance(payload, _codec.Parcel) and payload.buffers:
-                bare = payload._replace(buffers=())
-                self._give([Order(ticket, task, bare)], payload.buffers)
+            order = ticket, tuple(task), sent(payload)
+            if isinstance(payload, Parcel) and payload.segments:
+                self._give(chunk)
+                self._give([order], payload.segments)
+                chunk = []
             else:
-                chunk.append(Order(ticket, task, payload))
-        self._give(chunk, ())
+                chunk.append(order)
+        self._give(chunk)
 
-    def _give(self, orders: list[Order], segments: Sequence[Segment]) -> None:
+    def _give(self, orders: list[Order], segments: Sequence[Segment] = ()) -> None:
         if orders:
             self.offer(orders)
             self._send([*_codec.message(Do(orders)), *segments])
@@ -206,10 +210,12 @@ class Lane:
             self._events.lane_refused(self, message)
 
     def _received(self, report: Report, segments: Sequence[Segment]) -> Report:
-        done = [Done(ticket, self._unpacked(outcome, segments)) for ticket, outcome in report.done]
+        done = [(ticket, self._unpacked(outcome, segments)) for ticket, outcome in report.done]
         return report._replace(done=done)
 
     def _unpacked(self, outcome: Any, segments: Sequence[Segment]) -> Any:
+        if type(outcome) is bytes:
+            return Made(0, _codec.receive(outcome, (), None))
         if type(outcome) is Made:
             return Made(outcome.skipped, _codec.receive(outcome.payload, segments, self.reader))
         if type(outcome) is Failed:
@@ -274,16 +280,16 @@ class ChannelLane(Lane):
     _channel: Channel | None = None
     _serve_over = False
 
-    def _launch(self, post: _serve.Post, shipment: Shipment) -> None:
+    def _launch(self, post: _serve.Post, shipment: Shipment, store: Store | None) -> None:
+        assert store is not None
         ends = self._ends = _ParentEnds()
-        space = self._space = Space.create(post.terms.concurrency)
+        space = self._space = Space.create(_RECORDS * post.terms.concurrency)
         kit = _serve.Kit(
             post,
             channel=_serve.Descriptor(ends.theirs.fileno()),
             deadman=_serve.Descriptor(ends.deadman_theirs),
-            arena=_serve.Descriptor(space.fd),
-            arena_size=space.size,
-            arena_records=space.records,
+            arena=_serve.Share(space),
+            items=_serve.Share(store.space),
             source=_serve.Descriptor(shipment.fd),
             extents=shipment.extents,
         )
@@ -327,8 +333,8 @@ class ChannelLane(Lane):
     def offer(self, orders: list[Order]) -> None:
         if self._space is None:  # buried
             return
-        for order in orders:
-            self._space.page.offer(order.ticket)
+        for ticket, *_ in orders:
+            self._space.page.offer(ticket)
 
     def withdraw(self, ticket: int) -> bool:
         return self._space is not None and self._space.page.withdraw(ticket)
@@ -366,9 +372,10 @@ class SubmitLane(Lane):
     """The same where a loop cannot watch descriptors: every message is a call. Slower."""
 
     ship: Any = _serve.Copies
+    store = None
     largest_chunk = 1  # a call has one answer
 
-    def _launch(self, post: _serve.Post, shipment: _serve.Copies) -> None:
+    def _launch(self, post: _serve.Post, shipment: _serve.Copies, store: Store | None) -> None:
         kit = _serve.PlainKit(post, shipment)
         self._process.start(_serve.equip_plainly, kit, _serve.open_plainly)
 

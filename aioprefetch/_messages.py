@@ -22,19 +22,14 @@ class Task(NamedTuple):
     fetches: bool = False  # the payload holds keys to be fetched, not items
 
 
-class Order(NamedTuple):
-    """A task that a worker is to run, unless it is withdrawn before it is begun.
-
-    The buffers of its keys or items are the segments that follow the message.
-    """
-
-    ticket: int
-    task: Task
-    payload: Any
+# A ticket, a task as a plain tuple, and its keys or items: as a list, where they are plain
+# numbers, else as a Parcel whose buffers are the segments that follow the message. Plain
+# tuples, since a message may carry hundreds and named ones take three times as long.
+Order = tuple[int, tuple[Any, ...], Any]
 
 
 class Do(NamedTuple):
-    """Parent to worker: run these, one after another."""
+    """Parent to worker: run these, one after another, unless they are withdrawn before."""
 
     orders: list[Order]
 
@@ -73,15 +68,16 @@ class Refused(NamedTuple):
     doing: str
 
 
-class Done(NamedTuple):
-    """What became of a task. Segments that follow the message are of the last one's result."""
-
-    ticket: int
-    outcome: Any
+# A ticket and what became of its task: an Outcome, or bytes for the commonest of them, the
+# pickle of a batch that left nothing out and has no buffers.
+Done = tuple[int, Any]
 
 
 class Report(NamedTuple):
-    """Worker to parent: what became of tasks, and which it found withdrawn."""
+    """Worker to parent: what became of tasks, and which it found withdrawn.
+
+    The segments that follow the message are of the last result.
+    """
 
     done: list[Done]
     declined: list[int]

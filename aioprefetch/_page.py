@@ -8,8 +8,11 @@ import threading
 import time
 from typing import NamedTuple
 
-_RECORD = struct.Struct("<QQd")
+_RECORD = struct.Struct("<QdQ")
 _TICKET = struct.Struct("<Q")
+_TICKET_AT = _RECORD.size - _TICKET.size
+
+_NO_RECORD = -1
 
 NO_ITEM = 2**64 - 1  # the position of a call for a whole batch
 CLAIMS = 4096  # more tickets than a worker can have waiting
@@ -18,9 +21,9 @@ CLAIMS = 4096  # more tickets than a worker can have waiting
 class InHand(NamedTuple):
     """An item that a worker is at work on."""
 
-    ticket: int
     position: int  # of the item in its plan or stream
     since: float  # time.monotonic() of the worker, the machine's own
+    ticket: int  # of its task
 
 
 class Page:
@@ -51,20 +54,23 @@ class Page:
 
     def begin(self, ticket: int, position: int) -> int:
         """Note an item before it is started; gives the record to ``end``."""
-        record = self._free.pop() if self._free else self._records - 1
-        at = record * _RECORD.size
-        _RECORD.pack_into(self._memory, at, 0, position, time.monotonic())
-        _TICKET.pack_into(self._memory, at, ticket)
+        if not self._free:
+            return _NO_RECORD
+        record = self._free.pop()
+        _RECORD.pack_into(
+            self._memory, record * _RECORD.size, position, time.monotonic(), ticket
+        )  # field by field, in their order
         return record
 
     def end(self, record: int) -> None:
-        _TICKET.pack_into(self._memory, record * _RECORD.size, 0)
-        self._free.append(record)
+        if record != _NO_RECORD:
+            _TICKET.pack_into(self._memory, record * _RECORD.size + _TICKET_AT, 0)
+            self._free.append(record)
 
     def read(self) -> list[InHand]:
         """The items in hand."""
         records = _RECORD.iter_unpack(self._memory[: self._records * _RECORD.size])
-        return [InHand(*record) for record in records if record[0]]
+        return [hand for hand in map(InHand._make, records) if hand.ticket]
 
     def shut(self) -> None:
         """In the parent: the worker is to finish the item in hand and begin no other."""

@@ -6,26 +6,27 @@ is exhausted. What a plan cannot know in advance, that a stream has ended, it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from . import _seeds
-from ._codec import Payload
 from ._errors import TaskError
 from ._messages import NO_STREAM, Task
+from ._payload import Live, Payload
 from ._shuffle import Permutation
 
 _BLOCK = 1024  # shuffled positions that are computed at once
+
+
+_NOTHING = Live([])
 
 
 class Planned(NamedTuple):
     """A task, the keys or items that go with it, or the error of reading them."""
 
     task: Task
-    values: Sequence[Any] = ()
-    payload: Payload | None = None  # the values, where they are packed already
+    payload: Payload = _NOTHING
     error: TaskError | None = None
 
 
@@ -84,14 +85,14 @@ class IndexPlan:
         return self._seq >= self._batches
 
     def take(self) -> Planned | None:
-        if self.exhausted:
+        seq = self._seq
+        if seq >= self._batches:
             return None
-        start = self._seq * self._size
+        self._seq = seq + 1
+        start = seq * self._size
         stop = min(start + self._size, self._length)
-        run, epoch, _ = self._pass
-        task = Task(run, epoch, self._seq, start, stop - start, NO_STREAM, fetches=True)
-        self._seq += 1
-        return Planned(task, self._indices(start, stop))
+        task = Task(self._pass.run, self._pass.epoch, seq, start, stop - start, NO_STREAM, True)
+        return Planned(task, Live(self._indices(start, stop)))
 
     def want(self, room: int) -> None:
         """Nothing is read: tasks are there to be taken."""

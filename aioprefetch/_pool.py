@@ -38,8 +38,9 @@ from ._errors import (
 from ._exceptions import unpack_error
 from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
 from ._memory import SOME_MEMORY, total
-from ._messages import NO_STREAM, Ended, Failed, Refused, Release, Report, Settle
+from ._messages import NO_STREAM, Ended, Failed, Refused, Release, Report, Settle, Trim
 from ._page import NO_ITEM
+from ._payload import Payload, Store, encode_values
 from ._source import Facts, Split
 from ._threads import Helper
 from ._worker import Program, Terms
@@ -65,6 +66,10 @@ class Pool(Protocol):
         """Bring the workers up; gives the facts of a source that a function made there."""
 
     @property
+    def worth(self) -> int:
+        """Requests that make a message worth sending."""
+
+    @property
     def busy(self) -> bool:
         """Whether a request is unsettled."""
 
@@ -74,8 +79,11 @@ class Pool(Protocol):
         Each holds ``hold`` tasks at most, or chunks of them, and ``window`` are out at most.
         """
 
-    def pack(self, values: Sequence[Any]) -> _codec.Payload:
+    def pack(self, values: Sequence[Any]) -> Payload:
         """Keys or items as they travel; any thread."""
+
+    def store(self, payload: Payload) -> Payload:
+        """Items where all workers find them; any thread, which may take its time."""
 
     def submit(self, request: Request) -> None:
         """Queue a request; it is settled, whatever happens, unless the pool is closed."""
@@ -130,8 +138,9 @@ class ProcessPool:
         self._lanes: list[Lane] = [
             self._kind(n, crew.context, self._keeper, self) for n in range(crew.num_proc)
         ]
+        self._store: Store | None = None if self._kind.store is None else self._kind.store()
         self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE)
-        self._dispatch = Dispatcher(self._lanes, self._loop)
+        self._dispatch = Dispatcher(self._lanes, self._loop, self._trim)
         self._deaths: dict[int, WorkerDied] = {}
         self._facts: Facts | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -174,7 +183,7 @@ class ProcessPool:
             for lane in self._lanes:
                 if self._closing:
                     raise WorkerStartError("closed while the workers were starting")
-                lane.launch(self._terms, crew.worker_threads, self._shipment)
+                lane.launch(self._terms, crew.worker_threads, self._shipment, self._store)
                 launched.append(lane)
         except BaseException as error:
             self._lanes = launched
@@ -226,11 +235,18 @@ class ProcessPool:
     # Work
 
     @property
+    def worth(self) -> int:
+        return self._dispatch.worth
+
+    @property
     def busy(self) -> bool:
         return self._dispatch.busy
 
-    def pack(self, values: Sequence[Any]) -> _codec.Payload:
-        return _codec.encode_values(values)
+    def pack(self, values: Sequence[Any]) -> Payload:
+        return encode_values(values)
+
+    def store(self, payload: Payload) -> Payload:
+        return payload if self._store is None else self._store.put(payload)
 
     def helper(self) -> Helper:
         if self._helper is None:
@@ -259,6 +275,13 @@ class ProcessPool:
         if not self._closing:
             for request, outcome in settled:
                 request.settle(outcome)
+
+    def _trim(self) -> None:
+        """Nothing has been done for a while: memory is given back."""
+        for lane in self._lanes:
+            lane.say(Trim())
+        if self._store is not None:
+            self._keeper.post(self._store.trim)
 
     # Death
 
@@ -364,6 +387,8 @@ class ProcessPool:
     def _let_go(self) -> None:
         if self._shipment is not None:
             self._shipment.close()
+        if self._store is not None:
+            self._store.close()
         self._loans.clear()
         self._keeper.stop()
         _pools.discard(self)

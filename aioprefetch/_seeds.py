@@ -11,6 +11,7 @@ import random
 import secrets
 import struct
 import sys
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -28,9 +29,16 @@ def draw_seed() -> int:
 
 def key_of(seed: int, domain: Domain, *place: int) -> int:
     """128 bits of hash of a place in the plan."""
+    state = _hash(seed, domain, place[:-1]).copy()
+    state.update(place[-1].to_bytes(8, "little"))
+    return int.from_bytes(state.digest(), "little")
+
+
+@lru_cache(maxsize=64)
+def _hash(seed: int, domain: Domain, place: tuple[int, ...]) -> hashlib.blake2b:
+    # What neighbours have in common, which is all but the last number.
     text = domain.encode() + struct.pack(f"<{len(place)}Q", *place)
-    digest = hashlib.blake2b(text, digest_size=16, key=seed.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest, "little")
+    return hashlib.blake2b(text, digest_size=16, key=seed.to_bytes(8, "little"))
 
 
 def seed_globals(key: int) -> None:

@@ -45,9 +45,11 @@ from ._messages import (
     Release,
     Report,
     Settle,
+    Task,
     Trim,
 )
 from ._page import Page
+from ._payload import Intake
 from ._source import Facts
 from ._wire import BlockingChannel, Channel, Frame, Segment
 from ._worker import Program, Terms, Worker, drive
@@ -57,7 +59,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_Packed = tuple[_codec.Packed, list[Segment]]
+_Packed = tuple[_codec.Packed | bytes, Sequence[Segment]]
 
 _MOMENT = 0.0005  # seconds after which finished tasks are reported, others waiting or not
 _LATE = 0.002  # the same while a task is being done
@@ -91,6 +93,17 @@ def _received(handed: Any) -> Descriptor:
     return Descriptor(handed.detach())
 
 
+class Share:
+    """Shared memory that travels with the worker's arguments."""
+
+    def __init__(self, space: Space) -> None:
+        self._file = Descriptor(space.fd)
+        self._form = space.size, space.records
+
+    def open(self) -> Space:
+        return Space(self._file.fd, *self._form)
+
+
 class Post(NamedTuple):
     """Which worker this is, and how it is to work."""
 
@@ -107,9 +120,8 @@ class Kit:
     post: Post
     channel: Descriptor  # its end
     deadman: Descriptor  # the reading end
-    arena: Descriptor
-    arena_size: int
-    arena_records: int
+    arena: Share  # that it writes
+    items: Share  # that it is given work in
     source: Descriptor  # the shipment
     extents: Sequence[Extent]
 
@@ -141,11 +153,13 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
         _refuse(channel, error, start.doing)
         return
     assert start.page is not None
+    assert start.intake is not None
     if worker.is_async:
+        conversation = _Conversation(worker, start.intake, start.page, sock)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_Conversation(worker, start.page, sock).hold(channel, facts))
+            runner.run(conversation.hold(channel, facts))
     else:
-        _converse(worker, start.page, channel, facts)
+        _converse(worker, start.intake, start.page, channel, facts)
 
 
 class _Start:
@@ -153,15 +167,21 @@ class _Start:
 
     doing = "setting itself up"
     page: Page | None = None
+    intake: Intake | None = None
 
     def make_worker(self, kit: Kit) -> Worker:
         _settle_in(kit.post)
         _arm_deadman(kit.deadman.fd)
         self.doing = "loading the source and functions"
         program = _load(kit.post, open_shipment(kit.source.fd, kit.extents))
-        space = Space(kit.arena.fd, kit.arena_size, kit.arena_records)
+        space = kit.arena.open()
         self.page = space.page
+        self.intake = _intake(program, kit.items.open())
         return _make_worker(program, kit.post, space)
+
+
+def _intake(program: Program, space: Space | None) -> Intake:
+    return Intake(space, keeps=program.map_fn is not None or program.collate_fn is not None)
 
 
 def _make_worker(program: Program, post: Post, space: Space | None) -> Worker:
@@ -187,7 +207,6 @@ class _Outbox:
     def discard(self) -> None:
         if self._writer is not None:
             self._writer.drop_opened()
-            self._writer.trim()
 
     def trim(self) -> None:
         if self._writer is not None:
@@ -300,12 +319,14 @@ class _Desk:
     def __init__(
         self,
         worker: Worker,
+        intake: Intake,
         page: Page | None,
         send: Callable[[Frame], None],
         *,
         watched: bool = False,
     ) -> None:
         self._worker = worker
+        self._intake = intake
         self._page = page
         self._send = send
         self._done: list[Done] = []
@@ -320,14 +341,22 @@ class _Desk:
 
     async def run(self, order: Order, segments: Sequence[Segment]) -> None:
         """Run an order, unless it has been withdrawn."""
+        ticket, task, payload = order
         page = self._page
-        if page is not None and (page.is_shut() or not page.claim(order.ticket)):
+        if page is not None and (page.is_shut() or not page.claim(ticket)):
             with self._lock:
-                self._declined.append(order.ticket)
+                self._declined.append(ticket)
             return
+        if self._done and self._waiting is not None:  # which must not wait for this task
+            self._waiting.set()
+        worker, named, values = self._worker, Task(*task), self._intake.open(payload, segments)
         began = time.perf_counter()
-        outcome = await self._outcome(order, segments)
-        self._put(order.ticket, outcome, time.perf_counter() - began)
+        try:
+            outcome = await worker.run(ticket, named, values)
+        except asyncio.CancelledError as error:  # by the user's function: here nobody else does
+            outcome = worker.failed(named, values, error)
+        ended = time.perf_counter()
+        self._put(ticket, outcome, ended, ended - began)
 
     def send(self) -> None:
         """Report what is finished."""
@@ -335,29 +364,13 @@ class _Desk:
             if self._done or self._declined:
                 self._flush(())
 
-    async def _outcome(self, order: Order, segments: Sequence[Segment]) -> Outcome:
-        ticket, task, payload = order
-        values = list(payload.read(segments))
-        try:
-            return await self._worker.run(ticket, task, values)
-        except asyncio.CancelledError as error:  # by the user's function: here nobody else does
-            return self._worker.failed(task, values, error)
-
-    def _put(self, ticket: int, outcome: Outcome, seconds: float) -> None:
-        segments: Sequence[Segment] = ()
-        if type(outcome) is Made:
-            packed, segments = outcome.payload
-            outcome = Made(outcome.skipped, packed)
-        elif type(outcome) is Failed:
-            assert isinstance(outcome.error, TaskError)
-            outcome = outcome._replace(error=pack_error(outcome.error))
+    def _put(self, ticket: int, outcome: Outcome, ended: float, seconds: float) -> None:
+        done, segments = _packed(outcome)
         with self._lock:
-            self._done.append(Done(ticket, outcome))
+            self._done.append((ticket, done))
             self._seconds += seconds
-            if segments or time.perf_counter() - self._sent > _MOMENT:
+            if segments or ended - self._sent > _MOMENT:
                 self._flush(segments)
-            elif self._waiting is not None:
-                self._waiting.set()
 
     def _flush(self, segments: Sequence[Segment]) -> None:
         report = Report(self._done, self._declined, self._seconds)
@@ -376,7 +389,22 @@ class _Desk:
                 self.send()
 
 
-def _converse(worker: Worker, page: Page, channel: BlockingChannel, facts: Facts | None) -> None:
+def _packed(outcome: Outcome) -> tuple[Any, Sequence[Segment]]:
+    """An outcome as it is reported, and its segments."""
+    if type(outcome) is Made:
+        packed, segments = outcome.payload
+        if type(packed) is bytes and not outcome.skipped:
+            return packed, segments
+        return Made(outcome.skipped, packed), segments
+    if type(outcome) is Failed:
+        assert isinstance(outcome.error, TaskError)
+        return outcome._replace(error=pack_error(outcome.error)), ()
+    return outcome, ()
+
+
+def _converse(
+    worker: Worker, intake: Intake, page: Page, channel: BlockingChannel, facts: Facts | None
+) -> None:
     """Orders one after another, until Goodbye; the end without one is the parent's death."""
     try:
         drive(worker.open())
@@ -384,7 +412,7 @@ def _converse(worker: Worker, page: Page, channel: BlockingChannel, facts: Facts
         _refuse(channel, error, _OPENING)
         return
     channel.send(_codec.message(Hello(facts)))
-    desk = _Desk(worker, page, channel.send, watched=True)
+    desk = _Desk(worker, intake, page, channel.send, watched=True)
     try:
         while True:
             frame = channel.receive()
@@ -417,13 +445,13 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 class _Conversation:
     """The same on a loop, for functions that are awaited: tasks overlap."""
 
-    def __init__(self, worker: Worker, page: Page, sock: socket.socket) -> None:
+    def __init__(self, worker: Worker, intake: Intake, page: Page, sock: socket.socket) -> None:
         self._worker = worker
         self._sock = sock
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbye = asyncio.Event()
         self._channel: Channel | None = None
-        self._desk = _Desk(worker, page, self._send)
+        self._desk = _Desk(worker, intake, page, self._send)
         self._sending = False
 
     async def hold(self, start: BlockingChannel, facts: Facts | None) -> None:
@@ -502,6 +530,7 @@ class _Plain:
     def __init__(self, kit: PlainKit) -> None:
         self.kit = kit
         self.runner: asyncio.Runner | None = None
+        self.intake: Intake | None = None
         self.worker: Worker | None = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -516,6 +545,7 @@ class _Plain:
             _watch_parent()
             doing = "loading the source and functions"
             program = _load(self.kit.post, self.kit.source.segments)
+            self.intake = _intake(program, None)
             self.worker = _make_worker(program, self.kit.post, None)
             doing = _OPENING
             facts = self.run(self.worker.make_source())
@@ -526,8 +556,9 @@ class _Plain:
 
     def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> Frame:
         assert self.worker is not None
+        assert self.intake is not None
         sent: list[Frame] = []
-        desk = _Desk(self.worker, None, sent.append)
+        desk = _Desk(self.worker, self.intake, None, sent.append)
         (order,) = orders  # so that there is one answer
         self.run(desk.run(order, segments))
         desk.send()

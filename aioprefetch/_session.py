@@ -248,6 +248,7 @@ class Session:
             grouped=config.batch_sampler is not None,
             fetches=self._split != "parent",
             pack=self._pool.pack,
+            store=self._pool.store,
             helper=self._pool.helper(),
         )
 
@@ -402,7 +403,8 @@ class Iteration:
         """
         window = self._window or await self._open()
         while True:
-            await self._breathe()
+            if self._out_of_breath or time.monotonic() - self._suspended > _BREATH:
+                await self._breathe()
             self._check()
             request = window.pop()
             if request is not None:
@@ -438,7 +440,7 @@ class Iteration:
     async def _breathe(self) -> None:
         # Never twice in a row without having got through: a time-out that is always shorter
         # than a turn of the loop must not keep the consumer from what is ready.
-        if self._out_of_breath or time.monotonic() - self._suspended <= _BREATH:
+        if self._out_of_breath:
             self._out_of_breath = False
             return
         self._out_of_breath = True

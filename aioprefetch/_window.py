@@ -1,8 +1,9 @@
 """The window: the bounded set of futures between the plan and the consumer.
 
 It is filled up to its limit and refilled when a request leaves it, by being delivered or
-because it had nothing to deliver. Ordered, requests leave in the order they were made;
-unordered, as they are settled.
+because it had nothing to deliver; when tasks are quick, as soon as there is room for a
+message of them, and before the loop does anything else. Ordered, requests leave in the order
+they were made; unordered, as they are settled.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ._codec import Live
 from ._dispatch import Request
 from ._errors import WorkerDied
 from ._messages import NO_STREAM, Ended, Failed, Lost, Made, Nothing
@@ -70,6 +70,8 @@ class Window:
         self._requests: deque[Request] = deque()  # ordered: all, in their order
         self._settled: deque[Request] = deque()  # unordered: as they were settled
         self._size = 0
+        self._left = 0  # since the last refill
+        self._refilling = False  # at the next turn of the loop
         self._mended: set[Request] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
@@ -91,23 +93,23 @@ class Window:
 
     def refill(self) -> None:
         """Request what there is room for."""
+        self._left, self._refilling = 0, False
         if self._closed or self._pool.broken is not None:
             return
-        while (room := self._room()) > 0:
+        most = self._most()
+        while self._size < most:
             planned = self._plan.take()
             if planned is None:
                 break
             self._request(planned)
         self._pool.feed()
+        room = self._most() - self._size
         if room > 0 and not self._plan.exhausted:
             self._plan.want(room)
 
-    def _room(self) -> int:
-        """Requests that may be made."""
-        limit = self._limit
-        if self._probe:
-            limit = min(limit, self._probe)
-        return min(limit, self._sizes.room()) - self._size
+    def _most(self) -> int:
+        """Requests that may be out."""
+        return min(self._limit, self._probe or self._limit, self._sizes.room())
 
     def plan_has_more(self) -> None:
         """A plan that is read in this process has tasks, or has ended."""
@@ -122,7 +124,12 @@ class Window:
         request = settled.popleft()
         self._size -= 1
         self._plan.left(request.task)
-        self.refill()
+        self._left += 1
+        if self._left >= self._pool.worth:
+            self.refill()
+        elif not self._refilling:  # quick tasks, which are sent together
+            self._refilling = True
+            asyncio.get_running_loop().call_soon(self.refill)
         return request
 
     async def changed(self) -> None:
@@ -149,8 +156,7 @@ class Window:
         self._closed = False
 
     def _request(self, planned: Planned) -> None:
-        payload = planned.payload or Live(planned.values)
-        request = Request(planned.task, payload, self._take_in)
+        request = Request(planned.task, planned.payload, self._take_in)
         self._size += 1
         if self._ordered:
             self._requests.append(request)

@@ -33,13 +33,14 @@ class FrameReader:
     """Puts frames together from a stream that may stop at any byte."""
 
     def __init__(self) -> None:
-        self._bytes = bytearray()  # received and not yet understood
+        self.received = 0  # bytes
+        self._bytes = bytearray()  # not yet understood
         self._lengths: list[int] = []  # segments still to come, last first
         self._frame: Frame | None = None
         self._hole: memoryview | None = None  # the unfilled rest of a large segment
 
     def receive(self, sock: socket.socket, reads: int = _READS) -> tuple[list[Frame], bool]:
-        """Read what is there.
+        """Read what is there, or the best part of it.
 
         Returns
         -------
@@ -48,27 +49,31 @@ class FrameReader:
         """
         frames: list[Frame] = []
         for _ in range(reads):
+            wanted = _CHUNK if self._hole is None else len(self._hole)
             try:
-                more = self._fill(sock, frames)
+                received = self._fill(sock, frames)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:  # reset: the peer is gone
-                more = False
-            if not more:
+                received = 0
+            if not received:
                 return frames, False
+            self.received += received
+            if received < wanted:  # there was no more
+                break
         return frames, True
 
-    def _fill(self, sock: socket.socket, frames: list[Frame]) -> bool:
+    def _fill(self, sock: socket.socket, frames: list[Frame]) -> int:
         if self._hole is not None:
             received = sock.recv_into(self._hole)
             self._hole = self._hole[received:] if received < len(self._hole) else None
             if self._hole is None:
                 self._parse(frames)
-            return received > 0
+            return received
         chunk = sock.recv(_CHUNK)
         self._bytes += chunk
         self._parse(frames)
-        return bool(chunk)
+        return len(chunk)
 
     def _parse(self, frames: list[Frame]) -> None:
         while self._begin() and self._segments():
@@ -195,8 +200,10 @@ class Channel:
 
     def drain(self) -> None:
         """Deliver every whole frame that the peer, now dead, has left behind."""
-        while self._reading and self._readable():
-            pass
+        before = -1
+        while self._reading and self._reader.received > before:
+            before = self._reader.received
+            self._readable()
 
     def detach(self) -> None:
         """Leave the loop; the socket stays open."""
@@ -205,7 +212,7 @@ class Channel:
             self._loop.remove_reader(self._sock)
         self._stop_writing()
 
-    def _readable(self) -> bool:
+    def _readable(self) -> None:
         frames, is_open = self._reader.receive(self._sock)
         if not is_open and self._reading:
             # At its end a stream is readable for ever: a reader left there would spin.
@@ -215,7 +222,6 @@ class Channel:
             self._on_frame(frame)
         if not is_open:
             self._on_end()
-        return bool(frames)
 
     def _writable(self) -> None:
         try:

@@ -102,7 +102,11 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 async def call_sync(function: Any, *args: Any) -> Any:
     """Call a synchronous function of the user's."""
-    value = function(*args)
+    return _checked(function, function(*args))
+
+
+def _checked(function: Any, value: Any) -> Any:
+    """What a synchronous function gave, if it is one."""
     if type(value) is types.CoroutineType:
         value.close()
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -165,6 +169,10 @@ class Worker:
         self._outbox = outbox
         self._closing = closing
         self._source = program.source
+        self._map_fn = program.map_fn
+        self._collates = terms.batched or program.collate_fn is not None
+        self._fetch: Any = None  # its __getitem__
+        self._groups = False  # whether batches are fetched by its __getitems__
         self._number = number
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
         self._desk = Desk(info, seeds_globals=False, replicates=False, page=page)
@@ -199,6 +207,8 @@ class Worker:
             self._call = call_async if self._call is call_sync else self._call
         seeds_globals = not (terms.in_process or self.is_async)
         self._desk = replace(self._desk, seeds_globals=seeds_globals)
+        self._fetch = getattr(self._source, "__getitem__", None)
+        self._groups = terms.batched and hasattr(self._source, "__getitems__")
         self._inform(source=self._source)
         if not terms.in_process and terms.split in (None, "worker"):
             info = self._desk.info
@@ -242,7 +252,8 @@ class Worker:
         """Do a task; what the user's functions raise is in the outcome, never raised."""
         job = Job(self._desk, ticket, task, values)
         try:
-            await self._begin_epoch(job)
+            if self._began != (task.run, task.epoch) or self._beginning.locked():
+                await self._begin_epoch(job)
             if task.stream != NO_STREAM:
                 return await self._run_stream(job)
             return await self._finish(job, await self._gather(job))
@@ -284,8 +295,6 @@ class Worker:
 
     async def _begin_epoch(self, job: Job) -> None:
         began = (job.task.run, job.task.epoch)
-        if self._began == began and not self._beginning.locked():
-            return
         async with self._beginning:  # tasks pass in their order, the first having told
             if self._began != began:
                 try:
@@ -314,7 +323,11 @@ class Worker:
 
     async def _gather(self, job: Job) -> list[Any]:
         """The items of a batch, fetched and mapped, as many at once as the terms allow."""
-        values = await self._fetch_many(job)
+        values = job.values
+        if self._groups and job.fetches:
+            values = await self._fetch_many(job)
+        if self._call is call_sync:
+            return [self._item_now(job, offset, value) for offset, value in enumerate(values)]
         if self._slots is None:
             return [await self._item(job, offset, value) for offset, value in enumerate(values)]
         items = [self._in_slot(job, offset, value) for offset, value in enumerate(values)]
@@ -328,9 +341,8 @@ class Worker:
             return await self._item(job, offset, value)
 
     async def _item(self, job: Job, offset: int, value: Any) -> Any:
-        if self._closing():
-            raise _Stop(job.error("fetch", RuntimeError("the Prefetcher is being closed")))
-        if isinstance(value, Lost):
+        self._check_open(job)
+        if type(value) is Lost:
             return await self._failed(job, _lost(job, offset, value.error))
         stage: Stage = "fetch"
         with job.item(offset):
@@ -338,8 +350,8 @@ class Worker:
                 if job.fetches:
                     value = await self._call(self._fetch, value)
                 stage = "map"
-                if self._program.map_fn is not None:
-                    value = await self._call(self._program.map_fn, value)
+                if self._map_fn is not None:
+                    value = await self._call(self._map_fn, value)
                 return value
             except SkipItem:
                 return _Left(by_error=False)
@@ -348,16 +360,34 @@ class Worker:
                     raise
                 return await self._failed(job, job.error(stage, error, job.key(offset)))
 
-    @property
-    def _fetch(self) -> Any:
-        return self._source.__getitem__
+    def _item_now(self, job: Job, offset: int, value: Any) -> Any:
+        """The same where nothing suspends: a coroutine an item is what quick ones would feel."""
+        self._check_open(job)
+        if type(value) is Lost:
+            return drive(self._failed(job, _lost(job, offset, value.error)))
+        stage: Stage = "fetch"
+        with job.item(offset):
+            try:
+                if job.fetches:
+                    value = _checked(self._fetch, self._fetch(value))
+                stage = "map"
+                if self._map_fn is not None:
+                    value = _checked(self._map_fn, self._map_fn(value))
+                return value
+            except SkipItem:
+                return _Left(by_error=False)
+            except BaseException as error:
+                return drive(self._failed(job, job.error(stage, error, job.key(offset))))
+
+    def _check_open(self, job: Job) -> None:
+        if self._closing():
+            raise _Stop(job.error("fetch", RuntimeError("the Prefetcher is being closed")))
 
     async def _fetch_many(self, job: Job) -> Sequence[Any]:
         """What ``__getitems__`` gives for the batch; else the keys, to be fetched one by one."""
-        fetch_many = getattr(self._source, "__getitems__", None)
-        whole = job.fetches and self._terms.batched and fetch_many is not None
-        if not whole or any(isinstance(value, Lost) for value in job.values):
+        if any(type(value) is Lost for value in job.values):
             return job.values
+        fetch_many = self._source.__getitems__
         with job.batch("group"):
             try:
                 items = list(await self._call(fetch_many, list(job.values)))
@@ -394,11 +424,13 @@ class Worker:
 
     async def _finish(self, job: Job, items: list[Any]) -> Outcome:
         kept = [item for item in items if type(item) is not _Left]
-        skipped = sum(item.by_error for item in items if type(item) is _Left)
+        skipped = 0
+        if len(kept) < len(items):
+            skipped = sum(item.by_error for item in items if type(item) is _Left)
         if not kept:
             return Nothing(skipped)
         try:
-            batch = await self._collate(job, kept)
+            batch = await self._collate(job, kept) if self._collates else kept[0]
             try:
                 return Made(skipped, self._outbox.pack(batch))
             except BaseException as error:
@@ -409,12 +441,11 @@ class Worker:
             stop.skipped = skipped
             raise
         finally:
-            self._outbox.discard()
+            if self._collates:
+                self._outbox.discard()
 
     async def _collate(self, job: Job, items: list[Any]) -> Any:
         collate = self._program.collate_fn
-        if collate is None and not self._terms.batched:
-            return items[0]
         try:
             if collate is None:
                 token = allocate.set(self._outbox.empty)

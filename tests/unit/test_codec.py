@@ -18,17 +18,17 @@ from hypothesis.extra import numpy as hnp
 from aioprefetch import SerializationError, TaskError, WorkerDied
 from aioprefetch._arena import Reader, Space, Writer
 from aioprefetch._codec import (
-    Live,
+    Packed,
     decode,
     encode,
     encode_result,
     encode_source,
-    encode_values,
     receive,
 )
 from aioprefetch._culprit import explain
 from aioprefetch._exceptions import pack_error, unpack_error
 from aioprefetch._messages import Lost
+from aioprefetch._payload import Intake, Live, Store, encode_values, sent
 from aioprefetch._wire import LARGE
 from tests import faulty
 
@@ -56,7 +56,7 @@ def as_shared_result(space: Space) -> Way:
 
     def way(value: Any) -> Any:
         packed, segments = encode_result(value, writer)
-        assert segments == []
+        assert not segments
         return receive(pickle.loads(pickle.dumps(packed)), [], reader).open()
 
     return way
@@ -65,11 +65,25 @@ def as_shared_result(space: Space) -> Way:
 def as_value(value: Any) -> Any:
     """As a key or item that a worker is sent."""
     payload = encode_values([value])
-    if isinstance(payload, Live):
-        return payload.open()[0]
-    alone = pickle.loads(pickle.dumps(payload._replace(buffers=())))
-    [back] = alone.read([bytearray(buffer) for buffer in payload.buffers])
+    message = pickle.loads(pickle.dumps(sent(payload)))
+    segments = [] if isinstance(payload, Live) else map(bytearray, payload.segments)
+    [back] = Intake(None, keeps=True).open(message, list(segments))
     return back
+
+
+@pytest.fixture(scope="module")
+def as_shared_value() -> Iterator[Way]:
+    """The same through shared memory."""
+    store = Store()
+
+    def way(value: Any) -> Any:
+        payload = store.put(encode_values([value]))
+        message = pickle.loads(pickle.dumps(sent(payload)))
+        [back] = Intake(store.space, keeps=True).open(message, [])
+        return back
+
+    yield way
+    store.close()
 
 
 def as_source(value: Any) -> Any:
@@ -80,10 +94,10 @@ def as_source(value: Any) -> Any:
 WAYS: dict[str, Way] = {"result": as_result, "value": as_value, "source": as_source}
 
 
-@pytest.fixture(params=[*WAYS, "shared result"])
+@pytest.fixture(params=[*WAYS, "shared_result", "shared_value"])
 def way(request: pytest.FixtureRequest) -> Way:
-    if request.param == "shared result":
-        shared: Way = request.getfixturevalue("as_shared_result")
+    if request.param not in WAYS:
+        shared: Way = request.getfixturevalue(f"as_{request.param}")
         return shared
     return WAYS[request.param]
 
@@ -245,6 +259,7 @@ def test_a_large_array_is_not_copied_into_the_pickle() -> None:
 def test_what_is_read_in_place_is_not_copied(space: Space) -> None:
     array = np.arange(100 * LARGE, dtype=np.uint8)
     packed, _ = encode_result([array, array[: 50 * LARGE].copy()], Writer(space))
+    assert isinstance(packed, Packed)
     back, other = receive(packed, [], Reader(space)).open()
     assert not np.shares_memory(back, other)
     assert np.shares_memory(back, space.array(packed.blocks[0]))

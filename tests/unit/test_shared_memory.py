@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aioprefetch import Prefetcher, SharedList
 from aioprefetch._arena import BLOCKS, Block, Reader, Space, Writer
-from aioprefetch._codec import encode_result, receive
+from aioprefetch._codec import Packed, encode_result, receive
 from tests import arrays
 from tests.processes import eventually, leftovers
 
@@ -104,6 +104,7 @@ def test_results_beyond_the_entries_of_a_class_go_without_shared_memory(
     packed, segments = encode_result([value], writer)
     (back,) = receive(packed, [bytearray(segment) for segment in segments], reader).open()
     np.testing.assert_array_equal(back, value)
+    assert isinstance(packed, Packed)
     assert packed.blocks == ()
     assert (last == 9).all()
     assert space.memory[: space.flags] == head
