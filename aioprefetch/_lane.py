@@ -23,7 +23,7 @@ from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
-from . import _codec, _serve
+from . import _codec, _plain, _serve
 from ._arena import Reader, Space
 from ._exceptions import unpack_error
 from ._memory import Shipment
@@ -371,13 +371,13 @@ class ChannelLane(Lane):
 class SubmitLane(Lane):
     """The same where a loop cannot watch descriptors: every message is a call. Slower."""
 
-    ship: Any = _serve.Copies
+    ship: Any = _plain.Copies
     store = None
     largest_chunk = 1  # a call has one answer
 
-    def _launch(self, post: _serve.Post, shipment: _serve.Copies, store: Store | None) -> None:
-        kit = _serve.PlainKit(post, shipment)
-        self._process.start(_serve.equip_plainly, kit, _serve.open_plainly)
+    def _launch(self, post: _serve.Post, shipment: _plain.Copies, store: Store | None) -> None:
+        kit = _plain.PlainKit(post, shipment)
+        self._process.start(_plain.equip, kit, _plain.open_up)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         super().attach(loop)
@@ -387,7 +387,7 @@ class SubmitLane(Lane):
         if not self.dead:
             with suppress(RuntimeError):  # broken or shut down: its death is told
                 portable = [bytearray(segment) for segment in frame]
-                call = self._process.submit(_serve.answer_plainly, portable)
+                call = self._process.submit(_plain.answer, portable)
                 call.add_done_callback(self._answered)
 
     def _answered(self, call: Future[Any]) -> None:

@@ -17,8 +17,7 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process, reduction
@@ -29,27 +28,21 @@ import threadpoolctl
 
 from . import _codec
 from ._arena import Space, Writer
-from ._errors import TaskError
 from ._exceptions import pack_error
 from ._memory import Extent, open_shipment
 from ._messages import (
     Do,
-    Done,
-    Failed,
     Goodbye,
     Hello,
-    Made,
     Order,
-    Outcome,
     Refused,
     Release,
-    Report,
     Settle,
-    Task,
     Trim,
 )
 from ._page import Page
 from ._payload import Intake
+from ._report import Reporter
 from ._source import Facts
 from ._wire import BlockingChannel, Channel, Frame, Segment
 from ._worker import Program, Terms, Worker, drive
@@ -60,9 +53,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _Packed = tuple[_codec.Packed | bytes, Sequence[Segment]]
-
-_MOMENT = 0.0005  # seconds after which finished tasks are reported, others waiting or not
-_LATE = 0.002  # the same while a task is being done
 
 MAX_DEPTH = 4  # pools in workers of pools: a source that starts itself must not fork for ever
 
@@ -146,7 +136,7 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
     channel = BlockingChannel(sock)
     start = _Start()
     try:
-        worker = start.make_worker(kit)
+        worker = start.make(kit)
         start.doing = "running the function given as the source"
         facts = None if worker.is_async else drive(worker.make_source())
     except BaseException as error:
@@ -156,7 +146,7 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
     assert start.intake is not None
     if worker.is_async:
         conversation = _Conversation(worker, start.intake, start.page, sock)
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(conversation.hold(channel, facts))
     else:
         _converse(worker, start.intake, start.page, channel, facts)
@@ -169,22 +159,22 @@ class _Start:
     page: Page | None = None
     intake: Intake | None = None
 
-    def make_worker(self, kit: Kit) -> Worker:
-        _settle_in(kit.post)
+    def make(self, kit: Kit) -> Worker:
+        settle_in(kit.post)
         _arm_deadman(kit.deadman.fd)
         self.doing = "loading the source and functions"
-        program = _load(kit.post, open_shipment(kit.source.fd, kit.extents))
+        program = load(kit.post, open_shipment(kit.source.fd, kit.extents))
         space = kit.arena.open()
         self.page = space.page
-        self.intake = _intake(program, kit.items.open())
-        return _make_worker(program, kit.post, space)
+        self.intake = intake_of(program, kit.items.open())
+        return make_worker(program, kit.post, space)
 
 
-def _intake(program: Program, space: Space | None) -> Intake:
+def intake_of(program: Program, space: Space | None) -> Intake:
     return Intake(space, keeps=program.map_fn is not None or program.collate_fn is not None)
 
 
-def _make_worker(program: Program, post: Post, space: Space | None) -> Worker:
+def make_worker(program: Program, post: Post, space: Space | None) -> Worker:
     outbox = _Outbox(space)
     if space is None:
         return Worker(program, post.terms, post.number, outbox=outbox)
@@ -213,7 +203,7 @@ class _Outbox:
             self._writer.trim(now=True)
 
 
-_OPENING = "running the source's reset_state() or worker_init_fn"
+OPENING = "running the source's reset_state() or worker_init_fn"
 
 
 def _refuse(channel: BlockingChannel, error: BaseException, doing: str) -> None:
@@ -231,7 +221,7 @@ def _await_end(channel: BlockingChannel) -> None:
 # Setting up
 
 
-def _settle_in(post: Post) -> None:
+def settle_in(post: Post) -> None:
     global depth
     depth = post.depth
     _lead_a_group()
@@ -255,7 +245,7 @@ def _arm_deadman(fd: int) -> None:
     """Have this worker's group killed when the parent, the only writer, is gone."""
     set_signal = getattr(fcntl, "F_SETSIG", None)
     if set_signal is None:
-        _watch_parent()
+        watch_parent()
         return
     # The kernel kills, so it works while C code holds the interpreter, and for the children.
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
@@ -267,7 +257,7 @@ def _arm_deadman(fd: int) -> None:
         os._exit(1)
 
 
-def _watch_parent() -> None:
+def watch_parent() -> None:
     threading.Thread(target=_outlive_no_parent, name="aioprefetch-deadman", daemon=True).start()
 
 
@@ -289,7 +279,7 @@ def _limit_threads(limit: int | None) -> None:
         torch.set_num_threads(limit)
 
 
-def _load(post: Post, segments: Sequence[Segment]) -> Program:
+def load(post: Post, segments: Sequence[Segment]) -> Program:
     global loading
     loading = True
     try:
@@ -304,104 +294,6 @@ def _load(post: Post, segments: Sequence[Segment]) -> Program:
 # Conversing
 
 
-class _Desk:
-    """Orders in, reports out; both kinds of conversation have one.
-
-    Finished tasks are reported together: when ``send`` is called, and before that when the
-    last report is older than a moment or a result has segments of its own.
-
-    Parameters
-    ----------
-    watched
-        Whether another thread is to report what is finished when the next task takes long.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        intake: Intake,
-        page: Page | None,
-        send: Callable[[Frame], None],
-        *,
-        watched: bool = False,
-    ) -> None:
-        self._worker = worker
-        self._intake = intake
-        self._page = page
-        self._send = send
-        self._done: list[Done] = []
-        self._declined: list[int] = []
-        self._seconds = 0.0
-        self._sent = time.perf_counter()
-        self._lock = threading.Lock()
-        self._waiting = threading.Event() if watched else None
-        if watched:
-            name = "aioprefetch-report"
-            threading.Thread(target=self._report_late, name=name, daemon=True).start()
-
-    async def run(self, order: Order, segments: Sequence[Segment]) -> None:
-        """Run an order, unless it has been withdrawn."""
-        ticket, task, payload = order
-        page = self._page
-        if page is not None and (page.is_shut() or not page.claim(ticket)):
-            with self._lock:
-                self._declined.append(ticket)
-            return
-        if self._done and self._waiting is not None:  # which must not wait for this task
-            self._waiting.set()
-        worker, named, values = self._worker, Task(*task), self._intake.open(payload, segments)
-        began = time.perf_counter()
-        try:
-            outcome = await worker.run(ticket, named, values)
-        except asyncio.CancelledError as error:  # by the user's function: here nobody else does
-            outcome = worker.failed(named, values, error)
-        ended = time.perf_counter()
-        self._put(ticket, outcome, ended, ended - began)
-
-    def send(self) -> None:
-        """Report what is finished."""
-        with self._lock:
-            if self._done or self._declined:
-                self._flush(())
-
-    def _put(self, ticket: int, outcome: Outcome, ended: float, seconds: float) -> None:
-        done, segments = _packed(outcome)
-        with self._lock:
-            self._done.append((ticket, done))
-            self._seconds += seconds
-            if segments or ended - self._sent > _MOMENT:
-                self._flush(segments)
-
-    def _flush(self, segments: Sequence[Segment]) -> None:
-        report = Report(self._done, self._declined, self._seconds)
-        self._send([*_codec.message(report), *segments])
-        self._done, self._declined, self._seconds = [], [], 0.0
-        self._sent = time.perf_counter()
-
-    def _report_late(self) -> None:
-        """What is finished must not wait for a task that takes its time."""
-        assert self._waiting is not None
-        with suppress(OSError):  # the parent is gone, which the reader of the channel sees
-            while True:
-                self._waiting.wait()
-                time.sleep(_LATE)
-                self._waiting.clear()
-                self.send()
-
-
-def _packed(outcome: Outcome) -> tuple[Any, Sequence[Segment]]:
-    """An outcome as it is reported, and its segments."""
-    if type(outcome) is Made:
-        packed, segments = outcome.payload
-        if type(packed) is bytes and not outcome.skipped:
-            return packed, segments
-        return Made(outcome.skipped, packed), segments
-    if type(outcome) is Failed:
-        assert isinstance(outcome.error, TaskError)
-        return outcome._replace(error=pack_error(outcome.error)), ()
-    return outcome, ()
-
-
 def _converse(
     worker: Worker, intake: Intake, page: Page, channel: BlockingChannel, facts: Facts | None
 ) -> None:
@@ -409,18 +301,18 @@ def _converse(
     try:
         drive(worker.open())
     except BaseException as error:
-        _refuse(channel, error, _OPENING)
+        _refuse(channel, error, OPENING)
         return
     channel.send(_codec.message(Hello(facts)))
-    desk = _Desk(worker, intake, page, channel.send, watched=True)
+    reporter = Reporter(worker, intake, page, channel.send, watched=True)
     try:
         while True:
             frame = channel.receive()
             message = _codec.decode(frame[:1])
             if type(message) is Do:
                 for order in message.orders:
-                    drive(desk.run(order, frame[1:]))
-                desk.send()
+                    drive(reporter.run(order, frame[1:]))
+                reporter.send()
             elif type(message) is Settle:
                 worker.settle(message.split, message.num_streams)
             elif type(message) is Release:
@@ -434,7 +326,7 @@ def _converse(
     drive(worker.close())
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:
@@ -451,7 +343,7 @@ class _Conversation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._goodbye = asyncio.Event()
         self._channel: Channel | None = None
-        self._desk = _Desk(worker, intake, page, self._send)
+        self._reporter = Reporter(worker, intake, page, self._send)
         self._sending = False
 
     async def hold(self, start: BlockingChannel, facts: Facts | None) -> None:
@@ -459,7 +351,7 @@ class _Conversation:
             facts = await self._worker.make_source() or facts
             await self._worker.open()
         except BaseException as error:
-            _refuse(start, error, _OPENING)
+            _refuse(start, error, OPENING)
             return
         start.send(_codec.message(Hello(facts)))
         loop = asyncio.get_running_loop()
@@ -490,112 +382,15 @@ class _Conversation:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, order: Order, segments: Sequence[Segment]) -> None:
-        await self._desk.run(order, segments)
+        await self._reporter.run(order, segments)
         if not self._sending:  # together with what else ends in this turn of the loop
             self._sending = True
             asyncio.get_running_loop().call_soon(self._report)
 
     def _report(self) -> None:
         self._sending = False
-        self._desk.send()
+        self._reporter.send()
 
     def _send(self, frame: Frame) -> None:
         assert self._channel is not None
         self._channel.send(frame)
-
-
-# The plain way: every message is a call of the executor's
-
-
-class Copies:
-    """The shipped source, where descriptors cannot be handed over: a copy for each worker."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.segments = [bytearray(segment) for segment in segments]
-
-    def close(self) -> None:
-        self.segments.clear()
-
-
-class PlainKit(NamedTuple):
-    """What such a worker starts with."""
-
-    post: Post
-    source: Copies
-
-
-class _Plain:
-    """Such a worker, between one call and the next."""
-
-    def __init__(self, kit: PlainKit) -> None:
-        self.kit = kit
-        self.runner: asyncio.Runner | None = None
-        self.intake: Intake | None = None
-        self.worker: Worker | None = None
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        if self.worker is not None and self.worker.is_async and self.runner is None:
-            self.runner = asyncio.Runner(loop_factory=_new_loop)
-        return drive(work) if self.runner is None else self.runner.run(work)
-
-    def open(self) -> Frame:
-        doing = "setting itself up"
-        try:
-            _settle_in(self.kit.post)
-            _watch_parent()
-            doing = "loading the source and functions"
-            program = _load(self.kit.post, self.kit.source.segments)
-            self.intake = _intake(program, None)
-            self.worker = _make_worker(program, self.kit.post, None)
-            doing = _OPENING
-            facts = self.run(self.worker.make_source())
-            self.run(self.worker.open())
-        except BaseException as error:
-            return _codec.message(Refused(pack_error(error), doing))
-        return _codec.message(Hello(facts))
-
-    def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> Frame:
-        assert self.worker is not None
-        assert self.intake is not None
-        sent: list[Frame] = []
-        desk = _Desk(self.worker, self.intake, None, sent.append)
-        (order,) = orders  # so that there is one answer
-        self.run(desk.run(order, segments))
-        desk.send()
-        (reply,) = sent
-        return [bytearray(segment) for segment in reply]
-
-    def answer(self, frame: Frame) -> Frame | None:
-        assert self.worker is not None
-        message = _codec.decode(frame[:1])
-        if type(message) is Do:
-            return self.run_orders(message.orders, frame[1:])
-        if type(message) is Goodbye:
-            self.run(self.worker.close())
-            return None
-        if type(message) is Settle:
-            self.worker.settle(message.split, message.num_streams)
-        elif type(message) is Release:
-            self.run(self.worker.release(message.run))
-        return []
-
-
-_plain: _Plain | None = None
-
-
-def equip_plainly(kit: PlainKit) -> None:
-    """The executor's initializer."""
-    global _plain
-    _plain = _Plain(kit)
-
-
-def open_plainly() -> Frame:
-    """The first call: Hello or Refused."""
-    assert _plain is not None
-    return _plain.open()
-
-
-def answer_plainly(frame: Frame) -> Frame | None:
-    """One message; gives what there is to say to it, and None once it was Goodbye."""
-    assert _plain is not None
-    return _plain.answer(frame)

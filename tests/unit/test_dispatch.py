@@ -24,7 +24,7 @@ from aioprefetch._memory import available, refuse_to_exhaust
 from aioprefetch._messages import Report, Task
 from aioprefetch._page import CLAIMS
 from aioprefetch._payload import Intake
-from aioprefetch._serve import _Desk
+from aioprefetch._report import Reporter
 from tests import arrays
 
 
@@ -286,21 +286,21 @@ def test_what_is_declined_while_a_report_is_sent_is_reported_too(space: Space) -
     def run(ticket: int) -> None:
         page.offer(ticket)
         page.withdraw(ticket)
-        asyncio.run(desk.run((ticket, tuple(Task(0, 0, 0, 0, 1)), [0]), []))
+        asyncio.run(reporter.run((ticket, tuple(Task(0, 0, 0, 0, 1)), [0]), []))
 
     intake = Intake(None, keeps=False)
-    desk = _Desk(None, intake, page, send)  # type: ignore[arg-type] # it has nothing to run
+    reporter = Reporter(None, intake, page, send)  # type: ignore[arg-type] # it has nothing to run
     run(1)
-    reporter = threading.Thread(target=desk.send)
-    reporter.start()
+    sender = threading.Thread(target=reporter.send)
+    sender.start()
     assert sending.wait(5)
     other = threading.Thread(target=run, args=(2,))
     other.start()
     other.join(0.2)
     go_on.set()
     other.join()
-    reporter.join()
-    desk.send()
+    sender.join()
+    reporter.send()
     assert [ticket for report in reports for ticket in report.declined] == [1, 2]
 
 

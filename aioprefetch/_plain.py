@@ -1,0 +1,122 @@
+"""A worker where a loop cannot watch descriptors: every message is a call of the executor's.
+
+No channel, no memory of its own, and the source is copied to each; for the rest the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from . import _codec
+from ._exceptions import pack_error
+from ._messages import Do, Goodbye, Hello, Order, Refused, Release, Settle
+from ._payload import Intake
+from ._report import Reporter
+from ._serve import (
+    OPENING,
+    Post,
+    intake_of,
+    load,
+    make_worker,
+    new_loop,
+    settle_in,
+    watch_parent,
+)
+from ._wire import Frame, Segment
+from ._worker import Worker, drive
+
+
+class Copies:
+    """The shipped source, where descriptors cannot be handed over: a copy for each worker."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = [bytearray(segment) for segment in segments]
+
+    def close(self) -> None:
+        self.segments.clear()
+
+
+class PlainKit(NamedTuple):
+    """What such a worker starts with."""
+
+    post: Post
+    source: Copies
+
+
+class _Plain:
+    """Such a worker, between one call and the next."""
+
+    def __init__(self, kit: PlainKit) -> None:
+        self.kit = kit
+        self.runner: asyncio.Runner | None = None
+        self.intake: Intake | None = None
+        self.worker: Worker | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self.worker is not None and self.worker.is_async and self.runner is None:
+            self.runner = asyncio.Runner(loop_factory=new_loop)
+        return drive(work) if self.runner is None else self.runner.run(work)
+
+    def open(self) -> Frame:
+        doing = "setting itself up"
+        try:
+            settle_in(self.kit.post)
+            watch_parent()
+            doing = "loading the source and functions"
+            program = load(self.kit.post, self.kit.source.segments)
+            self.intake = intake_of(program, None)
+            self.worker = make_worker(program, self.kit.post, None)
+            doing = OPENING
+            facts = self.run(self.worker.make_source())
+            self.run(self.worker.open())
+        except BaseException as error:
+            return _codec.message(Refused(pack_error(error), doing))
+        return _codec.message(Hello(facts))
+
+    def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> Frame:
+        assert self.worker is not None
+        assert self.intake is not None
+        sent: list[Frame] = []
+        reporter = Reporter(self.worker, self.intake, None, sent.append)
+        (order,) = orders  # so that there is one answer
+        self.run(reporter.run(order, segments))
+        reporter.send()
+        (reply,) = sent
+        return [bytearray(segment) for segment in reply]
+
+    def answer(self, frame: Frame) -> Frame | None:
+        assert self.worker is not None
+        message = _codec.decode(frame[:1])
+        if type(message) is Do:
+            return self.run_orders(message.orders, frame[1:])
+        if type(message) is Goodbye:
+            self.run(self.worker.close())
+            return None
+        if type(message) is Settle:
+            self.worker.settle(message.split, message.num_streams)
+        elif type(message) is Release:
+            self.run(self.worker.release(message.run))
+        return []
+
+
+_plain: _Plain | None = None
+
+
+def equip(kit: PlainKit) -> None:
+    """The executor's initializer."""
+    global _plain
+    _plain = _Plain(kit)
+
+
+def open_up() -> Frame:
+    """The first call: Hello or Refused."""
+    assert _plain is not None
+    return _plain.open()
+
+
+def answer(frame: Frame) -> Frame | None:
+    """One message; gives what there is to say to it, and None once it was Goodbye."""
+    assert _plain is not None
+    return _plain.answer(frame)

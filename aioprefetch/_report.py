@@ -1,0 +1,120 @@
+"""Orders in, reports out: what a worker does with its messages, whichever way they come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from . import _codec
+from ._errors import TaskError
+from ._exceptions import pack_error
+from ._messages import Done, Failed, Made, Order, Outcome, Report, Task
+from ._page import Page
+from ._payload import Intake
+from ._wire import Frame, Segment
+from ._worker import Worker
+
+_MOMENT = 0.0005  # seconds after which finished tasks are reported, others waiting or not
+_LATE = 0.002  # the same while a task is being done
+
+
+class Reporter:
+    """Orders in, reports out; both kinds of conversation have one.
+
+    Finished tasks are reported together: when ``send`` is called, and before that when the
+    last report is older than a moment or a result has segments of its own.
+
+    Parameters
+    ----------
+    watched
+        Whether another thread is to report what is finished when the next task takes long.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        intake: Intake,
+        page: Page | None,
+        send: Callable[[Frame], None],
+        *,
+        watched: bool = False,
+    ) -> None:
+        self._worker = worker
+        self._intake = intake
+        self._page = page
+        self._send = send
+        self._done: list[Done] = []
+        self._declined: list[int] = []
+        self._seconds = 0.0
+        self._sent = time.perf_counter()
+        self._lock = threading.Lock()
+        self._waiting = threading.Event() if watched else None
+        if watched:
+            name = "aioprefetch-report"
+            threading.Thread(target=self._report_late, name=name, daemon=True).start()
+
+    async def run(self, order: Order, segments: Sequence[Segment]) -> None:
+        """Run an order, unless it has been withdrawn."""
+        ticket, task, payload = order
+        page = self._page
+        if page is not None and (page.is_shut() or not page.claim(ticket)):
+            with self._lock:
+                self._declined.append(ticket)
+            return
+        if self._done and self._waiting is not None:  # which must not wait for this task
+            self._waiting.set()
+        worker, named, values = self._worker, Task(*task), self._intake.open(payload, segments)
+        began = time.perf_counter()
+        try:
+            outcome = await worker.run(ticket, named, values)
+        except asyncio.CancelledError as error:  # by the user's function: here nobody else does
+            outcome = worker.failed(named, values, error)
+        ended = time.perf_counter()
+        self._put(ticket, outcome, ended, ended - began)
+
+    def send(self) -> None:
+        """Report what is finished."""
+        with self._lock:
+            if self._done or self._declined:
+                self._flush(())
+
+    def _put(self, ticket: int, outcome: Outcome, ended: float, seconds: float) -> None:
+        done, segments = _packed(outcome)
+        with self._lock:
+            self._done.append((ticket, done))
+            self._seconds += seconds
+            if segments or ended - self._sent > _MOMENT:
+                self._flush(segments)
+
+    def _flush(self, segments: Sequence[Segment]) -> None:
+        report = Report(self._done, self._declined, self._seconds)
+        self._send([*_codec.message(report), *segments])
+        self._done, self._declined, self._seconds = [], [], 0.0
+        self._sent = time.perf_counter()
+
+    def _report_late(self) -> None:
+        """What is finished must not wait for a task that takes its time."""
+        assert self._waiting is not None
+        with suppress(OSError):  # the parent is gone, which the reader of the channel sees
+            while True:
+                self._waiting.wait()
+                time.sleep(_LATE)
+                self._waiting.clear()
+                self.send()
+
+
+def _packed(outcome: Outcome) -> tuple[Any, Sequence[Segment]]:
+    """An outcome as it is reported, and its segments."""
+    if type(outcome) is Made:
+        packed, segments = outcome.payload
+        if type(packed) is bytes and not outcome.skipped:
+            return packed, segments
+        return Made(outcome.skipped, packed), segments
+    if type(outcome) is Failed:
+        assert isinstance(outcome.error, TaskError)
+        return outcome._replace(error=pack_error(outcome.error)), ()
+    return outcome, ()
