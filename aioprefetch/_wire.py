@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -25,6 +26,7 @@ Frame = list[Segment]
 LARGE = 16 * 1024  # bytes from which a segment gets writable memory of its own
 _CHUNK = 64 * 1024
 _READS = 8  # reads a wake-up: one busy peer must not hold the loop
+_MOMENT = 0.0003  # seconds of frames after which it is another's turn
 _VIEWS = 64  # buffers a sendmsg: well under every IOV_MAX
 _COUNT = struct.Struct("<I")
 
@@ -188,8 +190,11 @@ class Channel:
         self._on_end = on_end
         self._reader = FrameReader()
         self._writer = FrameWriter()
+        self._arrived: deque[Frame] = deque()
         self._reading = True
+        self._coming_back = False
         self._writing = False
+        self._ended = False
         loop.add_reader(sock, self._readable)
 
     def send(self, frame: Sequence[Segment]) -> None:
@@ -203,25 +208,48 @@ class Channel:
         before = -1
         while self._reading and self._reader.received > before:
             before = self._reader.received
-            self._readable()
+            self._read()
+        self._deliver(None)
 
     def detach(self) -> None:
         """Leave the loop; the socket stays open."""
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._sock)
+        self._stop_reading()
         self._stop_writing()
 
     def _readable(self) -> None:
+        if not self._arrived and self._reading:
+            self._read()
+        self._deliver(time.perf_counter() + _MOMENT)
+
+    def _read(self) -> None:
         frames, is_open = self._reader.receive(self._sock)
-        if not is_open and self._reading:
+        self._arrived += frames
+        if not is_open:
             # At its end a stream is readable for ever: a reader left there would spin.
+            self._stop_reading()
+            self._ended = True
+
+    def _deliver(self, until: float | None) -> None:
+        """Hand over what has arrived, the rest in the next turn of the loop, then the end."""
+        while self._arrived:
+            self._on_frame(self._arrived.popleft())
+            if until is not None and self._arrived and time.perf_counter() > until:
+                if not self._coming_back:
+                    self._coming_back = True
+                    self._loop.call_soon(self._come_back)
+                return
+        if self._ended:
+            self._ended = False
+            self._on_end()
+
+    def _come_back(self) -> None:
+        self._coming_back = False
+        self._deliver(time.perf_counter() + _MOMENT)
+
+    def _stop_reading(self) -> None:
+        if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock)
-        for frame in frames:
-            self._on_frame(frame)
-        if not is_open:
-            self._on_end()
 
     def _writable(self) -> None:
         try:
