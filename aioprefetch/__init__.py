@@ -6,6 +6,7 @@ from ._errors import (
     SerializationError,
     SkipItem,
     TaskError,
+    TaskTimeout,
     WorkerDied,
     WorkerStartError,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "SharedList",
     "SkipItem",
     "TaskError",
+    "TaskTimeout",
     "WorkerDied",
     "WorkerInfo",
     "WorkerStartError",

@@ -1,6 +1,6 @@
 """Memory between one writer and its readers, handed over block by block and never copied.
 
-    head │ a byte for each block │ blocks
+    head │ stacks │ a byte for each block │ blocks
 
 The writer of an arena is its only allocator: it sets a block's byte when it takes it. A
 reader frees: it clears the byte when its last view of the block has died. Neither asks the
@@ -33,6 +33,7 @@ _FIRST_CLASS = 6  # blocks of 64 bytes, and so every block is aligned to that
 _CLASSES = 36  # up to 2 TiB
 BLOCKS = 1 << 15  # of a class, at most
 _SLAB = 1 << 20  # what smaller blocks are cut from
+_STACKS = 1 << 24  # bytes of address space, more than a hundred threads can fill
 _LARGEST = 1 << 36  # address space of an arena; halved until the system agrees
 _SMALLEST = 1 << 26
 _WATCHED = 1 << 20  # growth from which available memory is looked at
@@ -57,7 +58,8 @@ class Space:
         self.records = records
         self.memory = mmap.mmap(fd, size)
         self.page = Page(self.memory, records)
-        self.flags = Page.nbytes(records)
+        self.stacks = Page.nbytes(records)  # of a worker that crashed or is stuck, as text
+        self.flags = self.stacks + _STACKS
         self.blocks = self.flags + _CLASSES * BLOCKS
         self.blocks += -self.blocks % mmap.PAGESIZE
 

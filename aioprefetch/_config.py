@@ -48,6 +48,8 @@ class Config:
     max_bytes: int | None = None
     ordered: bool = True
     on_error: Any = "raise"
+    retries: int = 2
+    task_timeout: float | None = None
     shutdown_timeout: float = 5.0
     facts: Facts = field(init=False)
 
@@ -68,6 +70,7 @@ class Config:
     def _check_numbers(self) -> None:
         _at_least("num_proc", self.num_proc, 0)
         _at_least("concurrency", self.concurrency, 1)
+        _at_least("retries", self.retries, 0)
         for name in ("batch_size", "num_prefetch", "max_bytes", "worker_threads", "num_shards"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
@@ -75,9 +78,18 @@ class Config:
             _at_least("seed", self.seed, 0)
             if self.seed >= 1 << _seeds.SEED_BITS:
                 raise ValueError(f"seed must be below 2**{_seeds.SEED_BITS}, not {self.seed}")
-        timeout = self.shutdown_timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-            raise ValueError(f"shutdown_timeout must be seconds, 0 or more, not {timeout!r}")
+        if not _is_seconds(self.shutdown_timeout):
+            raise ValueError(
+                f"shutdown_timeout must be seconds, 0 or more, not {self.shutdown_timeout!r}"
+            )
+        timeout = self.task_timeout
+        if timeout is not None and (not _is_seconds(timeout) or timeout == 0):
+            raise ValueError(f"task_timeout must be seconds, more than 0, or None, not {timeout!r}")
+        if timeout is not None and self.num_proc == 0:
+            raise ValueError(
+                "task_timeout needs worker processes: with num_proc=0 a thread does the work, and "
+                "a thread cannot be ended"
+            )
 
     def _check_functions(self) -> None:
         for name in ("map_fn", "collate_fn", "worker_init_fn"):
@@ -271,6 +283,10 @@ def keys_length(config: Config, length: int | None) -> int | None:
     """How many keys an epoch has, or batches where a batch sampler makes them."""
     keys = config.batch_sampler if config.batch_sampler is not None else config.sampler
     return length if keys is None else length_of(keys)
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 def _given(value: Any) -> bool:

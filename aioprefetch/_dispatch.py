@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ._arena import STALE
+from ._errors import TaskError
+from ._exceptions import pack_error
 from ._lane import Lane
-from ._messages import NO_STREAM, Outcome, Report, Task
+from ._messages import NO_STREAM, Again, Ended, Failed, Outcome, Progress, Report, Task
 from ._page import CLAIMS
 from ._payload import Payload
 
@@ -26,12 +28,15 @@ _GROWTH = 1.25  # of the time that a task is taken for, from one report to the n
 class Request:
     """The future of one task: made by the window, settled once by the pool."""
 
-    __slots__ = ("_settled", "outcome", "payload", "task")
+    __slots__ = ("_settled", "charges", "lost", "outcome", "payload", "singly", "task")
 
     def __init__(self, task: Task, payload: Payload, settled: Callable[[Request], None]) -> None:
         self.task = task
         self.payload = payload
         self.outcome: Outcome | None = None
+        self.charges: dict[int, int] | None = None  # deaths, by the position in hand
+        self.lost: dict[int, TaskError] | None = None  # items given up, by position
+        self.singly = False  # whether its items are to be fetched one by one
         self._settled = settled
 
     def settle(self, outcome: Outcome) -> None:
@@ -40,14 +45,18 @@ class Request:
         self.outcome = outcome
         self._settled(self)
 
+    @property
+    def stream(self) -> tuple[int, int] | None:
+        """The pass and the number of the stream that it is read from, if it is."""
+        task = self.task
+        return None if task.stream == NO_STREAM else (task.run, task.stream)
+
     def item_keys(self) -> Sequence[object]:
         """What names its items: their keys, or their ordinals where they have none."""
         task = self.task
         if task.fetches:
             keys: Sequence[object] = self.payload.open()
             return keys
-        if task.stream != NO_STREAM:  # they are numbered where they are read
-            return ()
         return range(task.position, task.position + task.size)
 
     def key_at(self, position: int) -> object:
@@ -55,11 +64,31 @@ class Request:
         return self.item_keys()[position - self.task.position] if self.task.fetches else position
 
 
+class Track:
+    """How far one stream is known to have been read: what of it is reported without a gap."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self._later: dict[int, Progress] = {}  # by the position where it began
+
+    def note(self, task: Task, progress: Progress | None) -> None:
+        """A task of the stream has been done."""
+        # What was cancelled knows only where it ended.
+        self._later[task.position] = progress or Progress(task.position + task.size)
+        while (next_ := self._later.pop(self._position, None)) is not None:
+            self.progress = next_
+
+    @property
+    def _position(self) -> int:
+        return 0 if self.progress is None else self.progress.position
+
+
 class _Post:
     """What one worker holds and what waits for it alone."""
 
     def __init__(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
         self.lane = lane
+        self.resumed: set[tuple[int, int]] = set()  # streams that this worker was told about
         self.held: dict[int, Request] = {}  # by ticket, in the order sent
         self.pinned: deque[Request] = deque()  # of streams that it reads
         self.tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
@@ -82,16 +111,26 @@ class Dispatcher:
 
     Parameters
     ----------
+    on_work
+        Called when a worker has been given some.
     on_idle
         Called when nothing has been reported for some seconds.
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], loop: asyncio.AbstractEventLoop, on_idle: Callable[[], None]
+        self,
+        lanes: Sequence[Lane],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_work: Callable[[], None],
+        on_idle: Callable[[], None],
     ) -> None:
         self._loop = loop
+        self._on_work = on_work
         self._on_idle = on_idle
         self._posts = [_Post(lane, loop) for lane in lanes]
+        self._tracks: dict[tuple[int, int], Track] = {}  # by run and stream
+        self._ended: set[tuple[int, int]] = set()  # streams
         self._queue: deque[Request] = deque()
         self._stopped = False
         self._hold = 2
@@ -126,19 +165,15 @@ class Dispatcher:
     def _post_of(self, request: Request) -> _Post:
         return self._posts[request.task.stream % len(self._posts)]
 
-    def lane_of(self, request: Request) -> Lane:
-        """The worker that a stream is read by."""
-        return self._post_of(request).lane
-
     def forget(self, run: int) -> None:
         """Drop what of a pass is not sent."""
+        for key in [key for key in self._tracks if key[0] == run]:
+            del self._tracks[key]
+        self._ended = {key for key in self._ended if key[0] != run}
         for queue in (self._queue, *(post.pinned for post in self._posts)):
             kept = [request for request in queue if request.task.run != run]
             queue.clear()
             queue.extend(kept)
-
-    def clear(self) -> None:
-        self._queue.clear()
 
     def halt(self) -> None:
         """Send nothing more; any thread."""
@@ -165,13 +200,13 @@ class Dispatcher:
             if len(self._queue) < self.worth and not self._idle():
                 return  # not worth a message, and nobody waits for it
             post = min(self._posts, key=self._load)
-            if post.lane.dead or not self._send(post, self._queue):
+            if not post.lane.usable or not self._send(post, self._queue):
                 return
         self._consider_withdrawing()
 
     @staticmethod
     def _load(post: _Post) -> tuple[bool, int]:
-        return post.lane.dead or post.silent, len(post.held)
+        return not post.lane.usable or post.silent, len(post.held)
 
     def _send(self, post: _Post, queue: deque[Request]) -> bool:
         """Send a chunk of a queue; False when there is no room, or it is worth waiting for more."""
@@ -179,18 +214,30 @@ class Dispatcher:
         room = self._hold * chunk - held
         size = min(chunk, room, len(queue))
         # A worker that has work waits for a chunk that is worth a message; an idle one does not.
-        if post.lane.dead or size <= 0 or (held > 0 and size < self.worth):
+        if not post.lane.usable or size <= 0 or (held > 0 and size < self.worth):
             return False
         orders = []
         for _ in range(size):
             request = queue.popleft()
             ticket = post.newest = next(post.tickets)
             post.held[ticket] = request
-            orders.append((ticket, request.task, request.payload))
+            orders.append((ticket, request.task, request.payload, self._again(post, request)))
         if held == 0:
             post.last_word = self._loop.time()
         post.lane.give(orders)
+        self._on_work()
         return True
+
+    def _again(self, post: _Post, request: Request) -> Again | None:
+        """What a worker has to know of a task that is not new."""
+        stream, resume = request.stream, None
+        if stream is not None and post.lane.incarnation and stream not in post.resumed:
+            post.resumed.add(stream)
+            resume = self._tracks[stream].progress if stream in self._tracks else None
+        if resume is None and not request.lost and not request.singly:
+            return None
+        lost = {position: pack_error(error) for position, error in (request.lost or {}).items()}
+        return Again(lost, request.singly, resume)
 
     # Reports
 
@@ -200,6 +247,9 @@ class Dispatcher:
         post.last_word = self._loop.time()
         post.silent = False
         settled = [(post.held.pop(ticket), outcome) for ticket, outcome in report.done]
+        for request, outcome in settled:
+            if request.stream is not None:
+                self._note(request.task, request.stream, outcome)
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
                 self._queue.appendleft(post.held.pop(ticket))
@@ -209,6 +259,13 @@ class Dispatcher:
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(STALE, self._look_idle)
         return settled
+
+    def _note(self, task: Task, stream: tuple[int, int], outcome: Outcome) -> None:
+        """How far a stream has come."""
+        if isinstance(outcome, Ended) or (isinstance(outcome, Failed) and outcome.ends):
+            self._ended.add(stream)
+        else:
+            self._tracks.setdefault(stream, Track()).note(task, outcome.progress)
 
     def _look_idle(self) -> None:
         self._idle_timer = None
@@ -227,21 +284,56 @@ class Dispatcher:
         self._seconds = min(seconds, known * _GROWTH)
         self._chunk = max(1, min(int(CHUNK_SECONDS / self._seconds), self._most))
 
-    def lose(self, lane: Lane) -> list[tuple[int, Request]]:
-        """A worker has died: what it had begun or read. What it had not begun is queued again."""
+    def lose(self, lane: Lane) -> dict[int, Request]:
+        """A worker has died: what it held, by ticket, in the order sent."""
         post = self._posts[lane.number]
-        begun = [
-            (ticket, request)
-            for ticket, request in post.held.items()
-            if request.task.stream != NO_STREAM or lane.begun(ticket)
-        ]
-        lost = {ticket for ticket, _ in begun}
-        again = [request for ticket, request in post.held.items() if ticket not in lost]
-        begun += [(0, request) for request in post.pinned]
-        post.held.clear()
-        post.pinned.clear()
-        self._queue.extendleft(reversed(again))
-        return begun
+        held, post.held = post.held, {}
+        return held
+
+    def at_work(self) -> list[tuple[Lane, float]]:
+        """The workers that hold something, and since when each has said nothing."""
+        posts = [post for post in self._posts if post.held and post.lane.usable]
+        return [(post.lane, post.last_word) for post in posts]
+
+    def end_stream(self, stream: tuple[int, int]) -> None:
+        """A stream cannot go on."""
+        self._ended.add(stream)
+
+    def take_ended(self, requests: list[Request]) -> list[Request]:
+        """Those of streams that have ended, of requests to run again and of what waits."""
+        ended = [request for request in requests if request.stream in self._ended]
+        for queue in (post.pinned for post in self._posts):
+            ended += [request for request in queue if request.stream in self._ended]
+            kept = [request for request in queue if request.stream not in self._ended]
+            queue.clear()
+            queue.extend(kept)
+        return ended
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Put what a dead worker held where it will be taken next."""
+        for request in reversed(requests):
+            if request.task.stream == NO_STREAM:
+                self._queue.appendleft(request)
+            else:
+                self._post_of(request).pinned.appendleft(request)
+
+    def take_all(self) -> list[Request]:
+        """Everything that is not settled; nothing is left here."""
+        left = list(self._queue)
+        self._queue.clear()
+        for post in self._posts:
+            left += [*post.held.values(), *post.pinned]
+            post.held.clear()
+            post.pinned.clear()
+        return left
+
+    def replace(self, lane: Lane) -> None:
+        """Another worker takes the place of a dead one."""
+        post = self._posts[lane.number]
+        post.lane = lane
+        post.silent = False
+        post.resumed = set()
+        post.last_word = self._loop.time()
 
     # Withdrawing
 
@@ -251,10 +343,10 @@ class Dispatcher:
             self._timer = self._loop.call_later(PATIENCE, self._withdraw)
 
     def _idle(self) -> bool:
-        return any(not (post.held or post.silent or post.lane.dead) for post in self._posts)
+        return any(not (post.held or post.silent) and post.lane.usable for post in self._posts)
 
     def _waits(self, post: _Post) -> bool:
-        return len(post.held) > self._hold - 1 and not post.lane.dead
+        return len(post.held) > self._hold - 1 and post.lane.usable
 
     def _withdraw(self) -> None:
         self._timer = None

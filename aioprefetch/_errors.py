@@ -2,7 +2,8 @@
 
 PrefetchError
  · TaskError            an item or a batch failed
-   · WorkerDied         its worker ended without a result
+   · WorkerDied         its worker ended without a result, too often
+   · TaskTimeout        it took longer than task_timeout, too often
  · WorkerStartError     a worker did not come up
  · SerializationError   an object cannot travel to a worker or back
  · PoolBroken           no worker is left
@@ -84,18 +85,36 @@ class TaskError(PrefetchError):
 
 
 class WorkerDied(TaskError):
-    """The worker ended before the batch was done.
+    """Workers ended before the item or batch was done, one more than ``retries``.
 
     Attributes
     ----------
     pid
-        Process id of the worker.
+        Process id of the last.
     exitcode
         Its exit code, negative for a signal, None when unknown.
+    stack
+        Its Python stack when it crashed, where there was one.
     """
 
     pid: int | None = None
     exitcode: int | None = None
+    stack: str | None = None
+
+
+class TaskTimeout(TaskError):
+    """An item or batch took longer than ``task_timeout``, once more than ``retries``.
+
+    Attributes
+    ----------
+    pid
+        Process id of the last worker, which was killed.
+    stack
+        Where it was stuck, where that could be read.
+    """
+
+    pid: int | None = None
+    stack: str | None = None
 
 
 class RemoteTraceback(Exception):

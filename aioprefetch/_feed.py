@@ -16,7 +16,8 @@ from ._errors import TaskError, describe_error
 from ._messages import NO_STREAM, Task
 from ._payload import Payload
 from ._plan import Pass, Planned
-from ._source import Call, End, Reading, is_async_iterable, start_epoch, was_cancelled
+from ._source import is_async_iterable, start_epoch, was_cancelled
+from ._streams import Call, End, Reading
 from ._threads import Helper
 from ._worker import call_async, call_sync, drive
 

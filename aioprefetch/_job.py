@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from . import _seeds
 from ._errors import Stage, TaskError, describe_error, shorten
-from ._messages import NO_STREAM, Lost, Task
-from ._page import NO_ITEM, Page
+from ._exceptions import unpack_error
+from ._messages import NO_STREAM, Again, Lost, Progress, Task
+from ._page import BATCH, GROUP, READING, Page
 from ._place import Place, WorkerInfo, current
 
 
@@ -23,15 +24,29 @@ class Desk:
     seeds_globals: bool
     replicates: bool
     page: Page | None
+    incarnation: int = 0  # how many workers of its number there were before
+
+    def replica_of(self, stream: int) -> int:
+        """A number for the copy that a replica reads, no other's before it."""
+        return stream + self.incarnation * self.info.num_proc
 
 
 class Job:
     """A task, its keys or items, and the places of its calls."""
 
-    __slots__ = ("desk", "fetches", "task", "ticket", "values")
+    __slots__ = ("again", "desk", "fetches", "progress", "task", "ticket", "values")
 
-    def __init__(self, desk: Desk, ticket: int, task: Task, values: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        ticket: int,
+        task: Task,
+        values: Sequence[Any],
+        again: Again | None = None,
+    ) -> None:
         self.desk = desk
+        self.again = again
+        self.progress: Progress | None = None  # of the stream that it was read from
         self.ticket = ticket
         self.task = task
         self.values = values
@@ -45,16 +60,19 @@ class Job:
         """Around the reading of a stream's item."""
         task, seed = self.task, self.desk.info.seed
         place = (
-            (task.stream, ordinal) if self.desk.replicates else (task.epoch, task.stream, ordinal)
+            (self.desk.replica_of(task.stream), ordinal)
+            if self.desk.replicates
+            else (task.epoch, task.stream, ordinal)
         )
-        return _Around(self, ordinal, _seeds.key_of(seed, "reading", *place))
+        key = _seeds.key_of(seed, "reading", *place)
+        return _Around(self, ordinal, key, READING + ordinal)
 
     def batch(self, domain: Literal["group", "batch"]) -> _Around:
         """Around a call for the whole batch: ``__getitems__`` or ``collate_fn``."""
         task = self.task
         place = (task.epoch, task.position, task.stream + 1)
         key = _seeds.key_of(self.desk.info.seed, domain, *place)
-        return _Around(self, task.position, key, NO_ITEM)
+        return _Around(self, task.position, key, GROUP if domain == "group" else BATCH)
 
     def _around_item(self, position: int) -> _Around:
         return _Around(self, position, self._item_key(position))
@@ -64,8 +82,18 @@ class Job:
         if task.stream == NO_STREAM:
             return _seeds.key_of(seed, "item", task.epoch, position)
         if self.desk.replicates:
-            return _seeds.key_of(seed, "replica", task.stream, position)
+            return _seeds.key_of(seed, "replica", self.desk.replica_of(task.stream), position)
         return _seeds.key_of(seed, "stream", task.epoch, task.stream, position)
+
+    def without_lost(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The keys or items, those that are given up replaced by a `Lost`."""
+        if self.again is None or not self.again.lost:
+            return values
+        kept = list(values)
+        for position, error in self.again.lost.items():
+            offset = position - self.task.position
+            kept[offset] = Lost(unpack_error(error), self.key(offset))
+        return kept
 
     def key(self, offset: int) -> Any:
         """What names the item at ``offset``: its key, or its ordinal when it has none."""

@@ -21,13 +21,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from . import _codec, _plain, _serve
 from ._arena import Reader, Space
 from ._exceptions import unpack_error
 from ._memory import Shipment
 from ._messages import (
+    Again,
     Do,
     Failed,
     Goodbye,
@@ -44,13 +45,22 @@ from ._messages import (
 from ._page import CLAIMS, InHand
 from ._payload import Parcel, Payload, Store, sent
 from ._process import WorkerProcess
+from ._stack import ask_for_stacks, is_stopped, read_stacks
 from ._threads import Helper
 from ._wire import Channel, Frame, Segment
 from ._worker import Terms
 
+OOM_SCORE_ADJ = "AIOPREFETCH_OOM_SCORE_ADJ"
 _MAX_CHUNK = 256
 _RECORDS = 4  # of what is in hand, for each item that may be: batches are made beside them
 _MANAGER_GRACE = 1.0  # seconds that the thread of a dead worker's executor may take to end
+
+
+class Hang(NamedTuple):
+    """Why a worker is given up that is not dead."""
+
+    item: InHand | None  # what it took too long for, or None when it does not begin any
+    text: str
 
 
 class LaneEvents(Protocol):
@@ -71,16 +81,29 @@ class Lane:
     ----------
     events
         Told of everything, on the loop.
+    incarnation
+        How many workers of this number there were before.
     """
 
     ship: Any = Shipment  # how the source travels to all workers
     store: Any = Store  # and how items do; None where there is no way but messages
 
+    knows_hand = False  # whether it can be told what the worker is at work on
+
     def __init__(
-        self, number: int, context: BaseContext, keeper: Helper, events: LaneEvents
+        self,
+        number: int,
+        context: BaseContext,
+        keeper: Helper,
+        events: LaneEvents,
+        incarnation: int = 0,
     ) -> None:
         self.number = number
+        self.incarnation = incarnation
         self.ready = False
+        self.hang: Hang | None = None  # why it is being killed
+        self.refusal: BaseException | None = None  # what it said instead of hello
+        self.stacks = ""  # that it left behind
         self.dead = False  # its process is
         self.buried = False
         self.exitcode: int | None = None
@@ -96,6 +119,11 @@ class Lane:
     def pid(self) -> int | None:
         return self._process.pid
 
+    @property
+    def usable(self) -> bool:
+        """Whether it may be given work."""
+        return self.ready and not self.dead and self.hang is None
+
     # On the keeper thread
 
     def launch(
@@ -103,7 +131,14 @@ class Lane:
     ) -> None:
         """Start the process; what fails is raised, with nothing left behind."""
         try:
-            post = _serve.Post(self.number, terms, worker_threads, _serve.depth + 1)
+            post = _serve.Post(
+                self.number,
+                self.incarnation,
+                terms,
+                worker_threads,
+                _serve.depth + 1,
+                oom_score_adj(),
+            )
             self._launch(post, shipment, store)
         except BaseException:
             self.kill()
@@ -136,6 +171,10 @@ class Lane:
     def _close(self) -> None:
         """Close what the loop does not watch."""
 
+    def end_hung(self) -> None:
+        """Kill it, having read where it is stuck."""
+        self.kill()
+
     def close_watched(self) -> None:
         """Close what the loop watched, which is closed or has let go of it."""
         self._process.close()
@@ -156,14 +195,16 @@ class Lane:
 
     largest_chunk = _MAX_CHUNK  # tasks that one message may carry
 
-    def give(self, orders: list[tuple[int, Task, Payload]]) -> None:
+    def give(self, orders: list[tuple[int, Task, Payload, Again | None]]) -> None:
         """Send tasks with their keys or items, in as few messages as these allow."""
         chunk: list[Order] = []
-        for ticket, task, payload in orders:
+        for ticket, task, payload, again in orders:
             if len(chunk) >= self.largest_chunk:
                 self._give(chunk)
                 chunk = []
-            order = ticket, tuple(task), sent(payload)
+            order: Order = ticket, tuple(task), sent(payload)
+            if again is not None:
+                order = *order[:3], again
             if isinstance(payload, Parcel) and payload.segments:
                 self._give(chunk)
                 self._give([order], payload.segments)
@@ -187,6 +228,17 @@ class Lane:
     def begun(self, ticket: int) -> bool:
         """Whether the worker, dead by now, had begun a task."""
         return True
+
+    def in_hand(self) -> list[InHand]:
+        """What the worker is at work on now."""
+        return []
+
+    def listen(self) -> None:
+        """Hear what it has said, before it is judged by what it has not."""
+
+    def is_stopped(self) -> bool:
+        """Whether the worker's process has been stopped."""
+        return is_stopped(self.pid)
 
     def say_goodbye(self) -> None:
         """Let the worker finish what it has in hand, then end."""
@@ -217,7 +269,7 @@ class Lane:
         if type(outcome) is bytes:
             return Made(0, _codec.receive(outcome, (), None))
         if type(outcome) is Made:
-            return Made(outcome.skipped, _codec.receive(outcome.payload, segments, self.reader))
+            return outcome._replace(payload=_codec.receive(outcome.payload, segments, self.reader))
         if type(outcome) is Failed:
             return outcome._replace(error=unpack_error(outcome.error))
         return outcome
@@ -276,6 +328,7 @@ class ChannelLane(Lane):
 
     _ends: _ParentEnds | None = None
     _space: Space | None = None
+    knows_hand = True
     _begun = b""  # what was claimed when it died
     _channel: Channel | None = None
     _serve_over = False
@@ -304,6 +357,7 @@ class ChannelLane(Lane):
             self._ends.close_deadman()
         if self._space is not None:
             self.hand = self._space.page.read()
+            self.stacks = read_stacks(self._space)
             self._begun = self._space.page.begun()
             self._space.close_fd()
             if self.reader is not None:
@@ -341,6 +395,18 @@ class ChannelLane(Lane):
 
     def begun(self, ticket: int) -> bool:
         return bool(self._begun[ticket % CLAIMS])
+
+    def in_hand(self) -> list[InHand]:
+        return [] if self._space is None else self._space.page.read()
+
+    def listen(self) -> None:
+        if self._channel is not None and not self.dead:
+            self._channel.drain()
+
+    def end_hung(self) -> None:
+        if self._space is not None and self._process.pidfd is not None and not self.is_stopped():
+            ask_for_stacks(self._space, self._process.pidfd.send_signal)
+        self.kill()
 
     def _served(self, _: Future[None]) -> None:
         self._serve_over = True
@@ -401,6 +467,28 @@ class SubmitLane(Lane):
     def _hear_alive(self, frame: Frame) -> None:
         if not self.dead:
             self._hear(frame)
+
+
+def oom_score_adj() -> int | None:
+    """What the environment asks workers to add to their chance of being killed first.
+
+    Raises
+    ------
+    ValueError
+        It is not a whole number from -1000 to 1000.
+    """
+    score = os.environ.get(OOM_SCORE_ADJ)
+    if not score:
+        return None
+    try:
+        number = int(score)
+    except ValueError:
+        number = 1001
+    if not -1000 <= number <= 1000:
+        raise ValueError(
+            f"{OOM_SCORE_ADJ} must be a whole number from -1000 to 1000, not {score!r}"
+        )
+    return number
 
 
 def watches_descriptors(loop: asyncio.AbstractEventLoop) -> bool:

@@ -150,6 +150,15 @@ def _group_number(*names: str) -> int | None:
     return None
 
 
+def oom_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory, since it was started."""
+    with suppress(OSError, ValueError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
 # Giving pages back
 
 

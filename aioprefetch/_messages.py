@@ -22,10 +22,27 @@ class Task(NamedTuple):
     fetches: bool = False  # the payload holds keys to be fetched, not items
 
 
+class Progress(NamedTuple):
+    """How far a stream has been read, and what it takes to get there again."""
+
+    position: int  # ordinal of the next item
+    digest: bytes = b""  # of the items before it; empty when they were not digested
+    state: Any = None  # the stream's own, pickled
+
+
+class Again(NamedTuple):
+    """What a worker is told of a task that another has had."""
+
+    lost: dict[int, Any]  # the errors, packed, of items that are given up, by position
+    singly: bool  # whether to fetch its items one by one, to find the one at fault
+    resume: Progress | None  # where its stream goes on
+
+
 # A ticket, a task as a plain tuple, and its keys or items: as a list, where they are plain
-# numbers, else as a Parcel whose buffers are the segments that follow the message. Plain
-# tuples, since a message may carry hundreds and named ones take three times as long.
-Order = tuple[int, tuple[Any, ...], Any]
+# numbers, else as a Parcel whose buffers are the segments that follow the message; then an
+# Again, when another worker has had it. Plain tuples, since a message may carry hundreds and
+# named ones take three times as long.
+Order = tuple[int, tuple[Any, ...], Any] | tuple[int, tuple[Any, ...], Any, Again]
 
 
 class Do(NamedTuple):
@@ -89,12 +106,14 @@ class Made(NamedTuple):
 
     skipped: int  # items left out by on_error
     payload: Any = None
+    progress: Progress | None = None  # of its stream
 
 
 class Nothing(NamedTuple):
     """Every item was left out: there is nothing to deliver."""
 
     skipped: int
+    progress: Progress | None = None
 
 
 class Ended(NamedTuple):
@@ -109,6 +128,7 @@ class Failed(NamedTuple):
     error: Any  # a TaskError, packed while it travels
     ends: bool = False
     skipped: int = 0
+    progress: Progress | None = None
 
 
 class Lost(NamedTuple):

@@ -14,14 +14,19 @@ _TICKET_AT = _RECORD.size - _TICKET.size
 
 _NO_RECORD = -1
 
-NO_ITEM = 2**64 - 1  # the position of a call for a whole batch
+# Positions of what is not an item: a call for a whole batch, one that fetches a whole batch,
+# and, added to its ordinal, the reading of an item from a stream.
+BATCH = 2**64 - 1
+GROUP = 2**64 - 2
+READING = 2**63
+
 CLAIMS = 4096  # more tickets than a worker can have waiting
 
 
 class InHand(NamedTuple):
     """An item that a worker is at work on."""
 
-    position: int  # of the item in its plan or stream
+    position: int  # of the item in its plan or stream, or one of the above
     since: float  # time.monotonic() of the worker, the machine's own
     ticket: int  # of its task
 

@@ -147,6 +147,7 @@ class StreamPlan:
         self._seq = seq
         self._turn = 0  # of the stream that comes next, if it lives
         self._out = [0] * num_streams
+        self._position = [0] * num_streams  # of the next item of each
 
     @property
     def exhausted(self) -> bool:
@@ -159,8 +160,9 @@ class StreamPlan:
         self._turn = stream + 1
         self._out[stream] += 1
         run, epoch, _ = self._pass
-        task = Task(run, epoch, self._seq, 0, self._size, stream)
+        task = Task(run, epoch, self._seq, self._position[stream], self._size, stream)
         self._seq += 1
+        self._position[stream] += self._size
         if self._limit is not None:
             self._limit -= 1
         return Planned(task)

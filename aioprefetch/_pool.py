@@ -27,22 +27,17 @@ from typing import Any, Protocol
 from . import _codec, _serve
 from ._arena import Loans
 from ._dispatch import Dispatcher, Request
-from ._errors import (
-    PoolBroken,
-    WorkerDied,
-    WorkerStartError,
-    describe_error,
-    describe_exit,
-    shorten,
-)
+from ._errors import PoolBroken, TaskTimeout, WorkerDied, WorkerStartError, describe_error
 from ._exceptions import unpack_error
 from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
-from ._memory import SOME_MEMORY, total
-from ._messages import NO_STREAM, Ended, Failed, Refused, Release, Report, Settle, Trim
-from ._page import NO_ITEM
+from ._memory import SOME_MEMORY, oom_kills, total
+from ._messages import Ended, Failed, Refused, Release, Report, Settle, Trim
 from ._payload import Payload, Store, encode_values
-from ._source import Facts, Split
+from ._restarts import Restarts
+from ._source import Facts, Split, log
 from ._threads import Helper
+from ._verdict import Rules, charge, describe_death, guilty
+from ._watch import Watch
 from ._worker import Program, Terms
 
 START_DEADLINE = 300.0  # seconds for all workers to load the source and say hello
@@ -60,7 +55,7 @@ class Pool(Protocol):
 
     @property
     def broken(self) -> PoolBroken | None:
-        """Set for good once no worker is left."""
+        """Set for good once workers that die are not replaced any more."""
 
     async def start(self) -> Facts | None:
         """Bring the workers up; gives the facts of a source that a function made there."""
@@ -118,6 +113,8 @@ class Crew:
     num_proc: int
     worker_threads: int | None
     shutdown_timeout: float
+    retries: int
+    task_timeout: float | None
 
 
 class ProcessPool:
@@ -140,8 +137,16 @@ class ProcessPool:
         ]
         self._store: Store | None = None if self._kind.store is None else self._kind.store()
         self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE)
-        self._dispatch = Dispatcher(self._lanes, self._loop, self._trim)
-        self._deaths: dict[int, WorkerDied] = {}
+        self._dispatch = Dispatcher(
+            self._lanes, self._loop, on_work=self._on_work, on_idle=self._trim
+        )
+        self._watch = Watch(self._loop, crew.task_timeout, self._dispatch.at_work, self._hangs)
+        self._restarts = Restarts(crew.num_proc, crew.retries)
+        self._rules = Rules(crew.retries, program.on_error, oom_kills())
+        self._replacing: set[int] = set()  # numbers of workers
+        self._delays: dict[int, asyncio.TimerHandle] = {}  # of those that wait for it
+        self._reaped = False  # the keeper ends everything, whether the loop runs or not
+        self._settled: Settle | None = None  # what workers are told once they are up
         self._facts: Facts | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -210,6 +215,9 @@ class ProcessPool:
         self._ready.result()
 
     def lane_ready(self, lane: Lane, facts: Facts | None) -> None:
+        if self._settled is not None:
+            lane.say(self._settled)
+            self._dispatch.feed()
         self._facts = self._facts or facts
         if all(lane.ready for lane in self._lanes) and not self._ready.done():
             self._ready.set_result(None)
@@ -220,7 +228,11 @@ class ProcessPool:
             f"worker {lane.number} failed while {refused.doing}: {describe_error(cause)}"
         )
         error.__cause__ = cause
-        self._fail_start(error)
+        lane.refusal = error
+        if self._started:
+            lane.kill()
+        else:
+            self._fail_start(error)
 
     def _fail_start(self, error: BaseException) -> None:
         if not self._ready.done():
@@ -229,8 +241,14 @@ class ProcessPool:
 
     def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
         self._dispatch.configure(hold, window)
+        self._settled = Settle(split, num_streams)
         for lane in self._lanes:
-            lane.say(Settle(split, num_streams))
+            if lane.ready:
+                lane.say(self._settled)
+
+    @property
+    def _started(self) -> bool:
+        return self._settled is not None
 
     # Work
 
@@ -254,11 +272,6 @@ class ProcessPool:
         return self._helper
 
     def submit(self, request: Request) -> None:
-        if request.task.stream != NO_STREAM:
-            death = self._deaths.get(self._dispatch.lane_of(request).number)
-            if death is not None:
-                request.settle(self._died(request, death))
-                return
         self._dispatch.put(request)
 
     def feed(self) -> None:
@@ -270,11 +283,18 @@ class ProcessPool:
             lane.say(Release(run))
 
     def lane_reports(self, lane: Lane, report: Report) -> None:
+        if self.broken is not None:
+            return
         self._loans.check()
         settled = self._dispatch.settle(lane, report)
+        if settled:
+            self._restarts.progress()
         if not self._closing:
             for request, outcome in settled:
                 request.settle(outcome)
+
+    def _on_work(self) -> None:
+        self._watch.wake()
 
     def _trim(self) -> None:
         """Nothing has been done for a while: memory is given back."""
@@ -292,50 +312,103 @@ class ProcessPool:
         self._check_closed()
 
     def _lost(self, lane: Lane) -> None:
-        what = f"worker {lane.number} (pid {lane.pid}) {describe_exit(lane.exitcode)}"
-        if not lane.ready:
-            self._fail_start(WorkerStartError(f"{what} before it was ready. {_GUARD_HINT}"))
-            return
-        death = self._deaths[lane.number] = WorkerDied(what, worker=lane.number, stage="fetch")
-        death.pid, death.exitcode = lane.pid, lane.exitcode
-        if len(self._deaths) == len(self._lanes):
-            self.broken = PoolBroken(f"no worker is left: {what} last")
-            self.broken.__cause__ = death
-        self._settle_dead(lane, self._dispatch.lose(lane), death)
         if self.broken is not None:
-            self._dispatch.clear()
+            return
+        death = describe_death(lane, self._rules)
+        if not (lane.ready or self._started):
+            self._lost_in_start(lane, death)
+            return
+        again = self._judge(lane, death)
+        delay = self._restarts.delay(self._loop.time())
+        if delay is None:
+            self._break(lane.refusal or death, again)
+            return
+        if lane.refusal is None:
+            log.warning("%s; another takes its place", death)
+        else:
+            log.warning("a worker was to take a dead one's place: %s", lane.refusal)
+        self._dispatch.put_back(again)
+        self._replace(lane, delay)
         self._dispatch.feed()
 
-    def _settle_dead(
-        self, lane: Lane, unfinished: list[tuple[int, Request]], death: WorkerDied
-    ) -> None:
-        told: set[tuple[int, int]] = set()
-        for ticket, request in unfinished:
-            place = (request.task.run, request.task.stream)
-            if request.task.stream != NO_STREAM and place in told:
-                request.settle(Ended(request.task.stream))
-                continue
-            told.add(place)
-            hand = [item.position for item in lane.hand if item.ticket == ticket]
-            positions = [position for position in hand if position != NO_ITEM]
-            request.settle(self._died(request, death, positions))
+    def _lost_in_start(self, lane: Lane, death: Exception) -> None:
+        # What kills itself will do so again; what was killed may have had bad luck.
+        killed = lane.exitcode is not None and lane.exitcode < 0
+        if killed and lane.incarnation < self._crew.retries and not self._ready.done():
+            log.warning("%s before it was ready; another takes its place", death)
+            self._replace(lane, 0.0)
+        else:
+            self._fail_start(WorkerStartError(f"{death} before it was ready. {_GUARD_HINT}"))
 
-    def _died(self, request: Request, death: WorkerDied, positions: Sequence[int] = ()) -> Failed:
-        """The death as the error of one unfinished task, of the one item in hand if it was one."""
-        task, keys = request.task, request.item_keys()
-        index = request.key_at(positions[0]) if len(positions) == 1 else None
-        at = "" if index is None else f" at item {shorten(index)}"
-        error = WorkerDied(
-            f"{death}{at} (batch {task.seq}, epoch {task.epoch})",
-            index=index,
-            indices=keys,
-            seq=task.seq,
-            epoch=task.epoch,
-            worker=death.worker,
-            stage="fetch" if task.stream == NO_STREAM else "iterate",
+    def _judge(self, lane: Lane, death: WorkerDied | TaskTimeout) -> list[Request]:
+        """Settle what is given up; gives what is to run again."""
+        held = self._dispatch.lose(lane)
+        charged = guilty(lane, held)
+        again = []
+        for ticket, request in held.items():
+            failure = charge(request, charged.get(ticket, []), death, self._rules)
+            if failure is None:
+                again.append(request)
+                continue
+            if failure.ends and request.stream is not None:
+                self._dispatch.end_stream(request.stream)
+            request.settle(failure)
+        ended = self._dispatch.take_ended(again)
+        for request in ended:
+            request.settle(Ended(request.task.stream))
+        return [request for request in again if request.outcome is None]
+
+    def _break(self, death: BaseException, left: list[Request]) -> None:
+        """Workers die one after another: everything that is not done fails, now and for good."""
+        self.broken = _broken(death)
+        for lane in self._lanes:
+            lane.kill()
+        for request in left + self._dispatch.take_all():
+            request.settle(Failed(_broken(death)))
+
+    def _hangs(self, lane: Lane) -> None:
+        self._keeper.post(lane.end_hung)
+
+    # Replacing
+
+    def _replace(self, lane: Lane, delay: float) -> None:
+        self._replacing.add(lane.number)
+        successor = self._kind(
+            lane.number, self._crew.context, self._keeper, self, lane.incarnation + 1
         )
-        error.pid, error.exitcode = death.pid, death.exitcode
-        return Failed(error, ends=task.stream != NO_STREAM)
+        self._delays[lane.number] = self._loop.call_later(delay, self._begin_relaunch, successor)
+
+    def _begin_relaunch(self, lane: Lane) -> None:
+        self._delays.pop(lane.number)
+        self._keeper.post(self._relaunch, lane)
+
+    def _relaunch(self, lane: Lane) -> None:
+        """On the keeper: start a worker in a dead one's place, unless nobody waits for it."""
+        try:
+            if self._closing or self.broken is not None:
+                raise WorkerStartError("closed before it was started")
+            lane.launch(self._terms, self._crew.worker_threads, self._shipment, self._store)
+        except BaseException as error:
+            lane.refusal = error
+        else:
+            self._lanes[lane.number] = lane  # from now on whatever ends the others ends it too
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._adopt, lane)
+
+    def _adopt(self, lane: Lane) -> None:
+        """A worker has been started in a dead one's place, or could not be."""
+        self._replacing.discard(lane.number)
+        if self._reaped:  # by the keeper, whatever became of it
+            return
+        if lane is self._lanes[lane.number]:
+            lane.attach(self._loop)
+            self._loans.add(lane.reader)
+            self._dispatch.replace(lane)
+            if self._closing or self.broken is not None:
+                lane.kill()
+        elif not self._closing and self.broken is None:
+            self._lost(lane)
+        self._check_closed()
 
     # Closing
 
@@ -354,6 +427,7 @@ class ProcessPool:
 
     def kill(self) -> None:
         self._begin_closing()
+        self._reaped = True
         self._kill_lanes()
         self._keeper.post(self._reap)
 
@@ -361,6 +435,7 @@ class ProcessPool:
         if os.getpid() != self._pid:  # a fork of the process that the workers belong to
             return
         self._begin_closing()
+        self._reaped = True
         for lane in self._lanes:
             lane.hang_up()
         self._keeper.post(self._reap)
@@ -375,7 +450,15 @@ class ProcessPool:
             lane.kill()
 
     def _check_closed(self) -> None:
-        if not self._closing or not all(lane.buried for lane in self._lanes):
+        if not self._closing:
+            return
+        self._watch.stop()
+        for number, timer in self._delays.items():
+            timer.cancel()
+            self._replacing.discard(number)
+        self._delays.clear()
+        starting = self._replacing and not self._reaped
+        if starting or not all(lane.buried for lane in self._lanes):
             return
         self._keeper.post(self._let_go)
         self._dispatch.stop()
@@ -427,6 +510,14 @@ class ProcessPool:
         self._end_lanes()
         for lane in self._lanes:
             lane.free_at_exit()
+
+
+def _broken(death: BaseException) -> PoolBroken:
+    error = PoolBroken(
+        f"workers die faster than they do anything, and are not replaced any more: {death}"
+    )
+    error.__cause__ = death
+    return error
 
 
 def check_descriptors(num_proc: int) -> None:

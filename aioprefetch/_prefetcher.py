@@ -74,6 +74,13 @@ class Prefetcher:
     on_error
         "raise", "skip", or a function that is given the TaskError in the worker and returns
         what takes the item's place.
+    retries
+        Times that an item is tried again after the worker that had it in hand has died, or
+        was killed for want of an answer; everything else that it held is done by its
+        successor in any case. So functions must bear being run again.
+    task_timeout
+        Seconds that the fetch and map of one item, or the collate of one batch, may take
+        before its worker is killed and replaced.
     shutdown_timeout
         Seconds that closing waits for what is in hand before workers are killed.
 
@@ -106,6 +113,8 @@ class Prefetcher:
         max_bytes: int | None = None,
         ordered: bool = True,
         on_error: Literal["raise", "skip"] | Callable[..., Any] = "raise",
+        retries: int = 2,
+        task_timeout: float | None = None,
         shutdown_timeout: float = 5.0,
     ) -> None:
         self._config = Config(
@@ -129,6 +138,8 @@ class Prefetcher:
             max_bytes=max_bytes,
             ordered=ordered,
             on_error=on_error,
+            retries=retries,
+            task_timeout=task_timeout,
             shutdown_timeout=shutdown_timeout,
         )
         self._cursor = Cursor()

@@ -59,7 +59,7 @@ class Reporter:
 
     async def run(self, order: Order, segments: Sequence[Segment]) -> None:
         """Run an order, unless it has been withdrawn."""
-        ticket, task, payload = order
+        ticket, task, payload, *again = order
         page = self._page
         if page is not None and (page.is_shut() or not page.claim(ticket)):
             with self._lock:
@@ -70,7 +70,7 @@ class Reporter:
         worker, named, values = self._worker, Task(*task), self._intake.open(payload, segments)
         began = time.perf_counter()
         try:
-            outcome = await worker.run(ticket, named, values)
+            outcome = await worker.run(ticket, named, values, *again)
         except asyncio.CancelledError as error:  # by the user's function: here nobody else does
             outcome = worker.failed(named, values, error)
         ended = time.perf_counter()
@@ -111,9 +111,9 @@ def _packed(outcome: Outcome) -> tuple[Any, Sequence[Segment]]:
     """An outcome as it is reported, and its segments."""
     if type(outcome) is Made:
         packed, segments = outcome.payload
-        if type(packed) is bytes and not outcome.skipped:
+        if type(packed) is bytes and not outcome.skipped and outcome.progress is None:
             return packed, segments
-        return Made(outcome.skipped, packed), segments
+        return outcome._replace(payload=packed), segments
     if type(outcome) is Failed:
         assert isinstance(outcome.error, TaskError)
         return outcome._replace(error=pack_error(outcome.error)), ()

@@ -44,6 +44,7 @@ from ._page import Page
 from ._payload import Intake
 from ._report import Reporter
 from ._source import Facts
+from ._stack import write_stacks_into
 from ._wire import BlockingChannel, Channel, Frame, Segment
 from ._worker import Program, Terms, Worker, drive
 
@@ -98,9 +99,11 @@ class Post(NamedTuple):
     """Which worker this is, and how it is to work."""
 
     number: int
+    incarnation: int  # workers of this number before
     terms: Terms
     worker_threads: int | None
     depth: int
+    oom_score_adj: int | None
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,11 @@ class _Start:
     def make(self, kit: Kit) -> Worker:
         settle_in(kit.post)
         _arm_deadman(kit.deadman.fd)
-        self.doing = "loading the source and functions"
-        program = load(kit.post, open_shipment(kit.source.fd, kit.extents))
         space = kit.arena.open()
         self.page = space.page
+        write_stacks_into(space)
+        self.doing = "loading the source and functions"
+        program = load(kit.post, open_shipment(kit.source.fd, kit.extents))
         self.intake = intake_of(program, kit.items.open())
         return make_worker(program, kit.post, space)
 
@@ -177,9 +181,17 @@ def intake_of(program: Program, space: Space | None) -> Intake:
 def make_worker(program: Program, post: Post, space: Space | None) -> Worker:
     outbox = _Outbox(space)
     if space is None:
-        return Worker(program, post.terms, post.number, outbox=outbox)
+        return Worker(program, post.terms, post.number, outbox=outbox, incarnation=post.incarnation)
     page, shut = space.page, space.page.is_shut
-    return Worker(program, post.terms, post.number, outbox=outbox, page=page, closing=shut)
+    return Worker(
+        program,
+        post.terms,
+        post.number,
+        outbox=outbox,
+        page=page,
+        closing=shut,
+        incarnation=post.incarnation,
+    )
 
 
 class _Outbox:
@@ -226,6 +238,7 @@ def settle_in(post: Post) -> None:
     depth = post.depth
     _lead_a_group()
     _reset_signals()
+    _offer_to_the_oom_killer(post.oom_score_adj)
     _limit_threads(post.worker_threads)
 
 
@@ -266,6 +279,13 @@ def _outlive_no_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _offer_to_the_oom_killer(score: int | None) -> None:
+    """Have the kernel prefer workers to the parent when memory runs out."""
+    if score is not None:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(score))
 
 
 def _limit_threads(limit: int | None) -> None:

@@ -121,7 +121,12 @@ class Session:
         if config.num_proc == 0:
             return InlinePool(program, terms, config.shutdown_timeout)
         crew = Crew(
-            config.context(), config.num_proc, config.worker_threads, config.shutdown_timeout
+            config.context(),
+            config.num_proc,
+            config.worker_threads,
+            config.shutdown_timeout,
+            config.retries,
+            config.task_timeout,
         )
         return ProcessPool(program, terms, crew)
 
@@ -218,7 +223,6 @@ class Session:
             sizes=self._sizes,
             probe=2 * config.num_proc,
             ordered=config.ordered,
-            on_error=config.on_error,
         )
 
     def _plan(self, pass_: Pass) -> Plan:

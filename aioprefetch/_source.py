@@ -7,12 +7,8 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
-
-from ._errors import shorten
+from dataclasses import dataclass
+from typing import Any, Literal
 
 log = logging.getLogger("aioprefetch")
 
@@ -20,9 +16,6 @@ Kind = Literal["map", "iterable", "factory"]
 Split = Literal["parent", "shard", "worker", "replicate"]
 
 SPLITS: tuple[Split, ...] = ("parent", "shard", "worker", "replicate")
-
-Call = Callable[..., Awaitable[Any]]  # calls a function of the user's where it belongs
-At = Callable[[int], AbstractContextManager[None]]
 
 _KINDS = (
     "a map-style dataset (__len__ and __getitem__), an iterable (__iter__), an async iterable "
@@ -209,93 +202,6 @@ def reset(source: Any) -> None:
         tell()
 
 
-class End(NamedTuple):
-    """Why a reading stopped: the data ended, or ``error`` was raised."""
-
-    error: BaseException | None = None
-
-
-class Reading:
-    """One pass over an iterable, sync or async, that ends once.
-
-    An iterator made here is closed here, and a generator always; any other iterator that the
-    user made stays as it is.
-    """
-
-    def __init__(self, iterable: Any) -> None:
-        if is_generator_function(iterable):
-            iterable = iterable()
-        self.is_async = _has(type(iterable), "__aiter__")
-        self._iterator = aiter(iterable) if self.is_async else iter(iterable)
-        is_generator = inspect.isgenerator(self._iterator) or inspect.isasyncgen(self._iterator)
-        self._ours = is_generator or self._iterator is not iterable
-        self.given = 0
-        self.end: End | None = None
-
-    async def take(self, call: Call) -> tuple[Any] | None:
-        """The next item in a tuple, or None at the end; ``call`` runs a synchronous step."""
-        if self.end is not None:
-            return None
-        taken = await (self._take_async() if self.is_async else call(self.take_sync))
-        return taken
-
-    def take_sync(self) -> tuple[Any] | None:
-        if self.end is None:
-            try:
-                item = next(self._iterator)
-            except StopIteration:
-                self.end = End()
-            except BaseException as error:
-                self.end = End(error)
-            else:
-                self.given += 1
-                return (item,)
-        return None
-
-    async def _take_async(self) -> tuple[Any] | None:
-        try:
-            item = await anext(self._iterator)
-        except StopAsyncIteration:
-            self.end = End()
-        except BaseException as error:
-            if was_cancelled(error):
-                raise
-            self.end = End(error)
-        else:
-            self.given += 1
-            return (item,)
-        return None
-
-    async def close(self, call: Call) -> None:
-        """Close the iterator, unless it has ended; what it raises then is logged."""
-        if self.end is not None:
-            return
-        self.end = End()
-        if self._ours:
-            try:
-                if self.is_async:
-                    await (_call_if_there(self._iterator, "aclose") or _nothing())
-                else:
-                    await call(self.close_sync)
-            except BaseException as error:
-                if was_cancelled(error):
-                    raise
-                log.warning("closing %s raised", shorten(self._iterator), exc_info=True)
-
-    def close_sync(self) -> None:
-        self.end = End()
-        _call_if_there(self._iterator, "close")
-
-
-async def _nothing() -> None:
-    """Stands in for an aclose() that is not there."""
-
-
-def _call_if_there(thing: Any, method: str) -> Awaitable[None] | None:
-    call = getattr(thing, method, None)
-    return call() if callable(call) else None
-
-
 def was_cancelled(error: BaseException) -> bool:
     """Whether ``error`` is the cancellation of the running asyncio task, not the user's own."""
     if not isinstance(error, asyncio.CancelledError):
@@ -307,116 +213,6 @@ def was_cancelled(error: BaseException) -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class Chunk(NamedTuple):
-    """Consecutive items of a stream, the first with ordinal ``first``, and why it stopped."""
-
-    first: int
-    items: list[Any]
-    end: End | None
-
-
-class Stream:
-    """One stream in one pass; gives its items, then once what ended it.
-
-    An endless stream, a replica, begins its copy anew whenever it has been read through.
-    """
-
-    def __init__(self, make_copy: Callable[[], Any], *, endless: bool) -> None:
-        self._make_copy = make_copy
-        self._endless = endless
-        self._reading: Reading | None = None
-        self._given = 0
-        self._end: End | None = None
-        self._lock = asyncio.Lock()
-
-    async def read(self, size: int, call: Call, at: At) -> Chunk:
-        """The next ``size`` items; fewer at the end, none after it.
-
-        Parameters
-        ----------
-        call
-            Calls a synchronous step where it belongs.
-        at
-            Surrounds the reading of the item with an ordinal.
-        """
-        async with self._lock:
-            first = self._given
-            items: list[Any] = []
-            while self._end is None and len(items) < size:
-                with at(self._given):
-                    taken = await self._take(call)
-                if taken is not None:
-                    items.append(taken[0])
-                    self._given += 1
-            return Chunk(first, items, self._end if len(items) < size else None)
-
-    def report_error(self) -> None:
-        """The error that ended the stream has been told: from now on it has just ended."""
-        self._end = End()
-
-    async def close(self, call: Call) -> None:
-        if self._reading is not None:
-            await self._reading.close(call)
-
-    async def _take(self, call: Call) -> tuple[Any] | None:
-        try:
-            if self._reading is None:
-                self._reading = Reading(await call(self._make_copy))
-            taken = await self._reading.take(call)
-            if taken is None and self._goes_round():
-                self._reading = Reading(await call(self._make_copy))
-                taken = await self._reading.take(call)
-        except BaseException as error:  # of shard(), set_epoch() or iter()
-            if was_cancelled(error):
-                raise
-            self._end = End(error)
-            return None
-        if taken is None:
-            self._end = self._reading.end
-        return taken
-
-    def _goes_round(self) -> bool:
-        assert self._reading is not None
-        assert self._reading.end is not None
-        return self._endless and self._reading.end.error is None and self._reading.given > 0
-
-
-class Streams:
-    """The streams that this worker reads of an iterable source, in one pass after another."""
-
-    def __init__(self, source: Any, split: Split, num_streams: int) -> None:
-        self._source = source
-        self._split = split
-        self._num_streams = num_streams
-        self._shards: dict[int, Any] = {}
-        self._streams: dict[tuple[int, int], Stream] = {}
-
-    def open(self, run: int, epoch: int, number: int) -> Stream:
-        """The stream with a number in a pass."""
-        stream = self._streams.get((run, number))
-        if stream is None:
-            make_copy = functools.partial(self._copy, number, epoch)
-            endless = self._split == "replicate"
-            stream = self._streams[run, number] = Stream(make_copy, endless=endless)
-        return stream
-
-    async def release(self, run: int | None, call: Call) -> None:
-        """Close the streams of a pass that is over, or of all."""
-        for key in [key for key in self._streams if run is None or key[0] == run]:
-            await self._streams.pop(key).close(call)
-
-    def _copy(self, number: int, epoch: int) -> Any:
-        if self._split != "shard":
-            return self._source
-        shard = self._shards.get(number)
-        if shard is None:
-            shard = self._source.shard(num_shards=self._num_streams, index=number)
-            reset(shard)
-            self._shards[number] = shard
-        start_epoch(shard, epoch)
-        return shard
-
-
 def torch_worker_info(worker: int, num_workers: int, seed: int, source: Any) -> None:
     """Make ``torch.utils.data.get_worker_info()`` true in this worker, if torch is there."""
     module: Any = sys.modules.get("torch.utils.data._utils.worker")
@@ -424,8 +220,3 @@ def torch_worker_info(worker: int, num_workers: int, seed: int, source: Any) -> 
         module._worker_info = module.WorkerInfo(
             id=worker, num_workers=num_workers, seed=seed, dataset=source
         )
-
-
-def as_live(facts: Facts) -> Facts:
-    """The facts of a source that a factory made, in its worker."""
-    return replace(facts, name=f"{facts.name} (made by the function given)")

@@ -9,15 +9,12 @@ they were made; unordered, as they are settled.
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from ._dispatch import Request
-from ._errors import WorkerDied
-from ._messages import NO_STREAM, Ended, Failed, Lost, Made, Nothing
+from ._messages import Ended, Failed, Made
 from ._plan import Plan, Planned
 from ._pool import Pool
 
@@ -44,9 +41,6 @@ class Window:
         always let in.
     probe
         Requests made before the first is settled and their size is known; 0 for any number.
-    on_error
-        What becomes of the items of a worker that died: "raise", "skip", or a function,
-        which another worker then calls.
     """
 
     def __init__(
@@ -58,7 +52,6 @@ class Window:
         sizes: Sizes,
         probe: int,
         ordered: bool,
-        on_error: Any,
     ) -> None:
         self._plan = plan
         self._pool = pool
@@ -66,13 +59,11 @@ class Window:
         self._sizes = sizes
         self._probe = 0 if sizes.largest else probe
         self._ordered = ordered
-        self._on_error = on_error
         self._requests: deque[Request] = deque()  # ordered: all, in their order
         self._settled: deque[Request] = deque()  # unordered: as they were settled
         self._size = 0
         self._left = 0  # since the last refill
         self._refilling = False  # at the next turn of the loop
-        self._mended: set[Request] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
 
@@ -168,8 +159,6 @@ class Window:
     def _take_in(self, request: Request) -> None:
         """A request has its outcome."""
         outcome = request.outcome
-        if type(outcome) is Failed and type(outcome.error) is WorkerDied and self._mend(request):
-            return
         if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
             self._plan.ended(request.task.stream)
         if type(outcome) is Made:
@@ -181,32 +170,7 @@ class Window:
             self.refill()
         self._wake()
 
-    def _mend(self, request: Request) -> bool:
-        """Have on_error say what stands in for the items of a dead worker; True if it will."""
-        task, outcome = request.task, request.outcome
-        assert type(outcome) is Failed
-        if task.stream != NO_STREAM or self._on_error == "raise":
-            return False
-        if self._on_error == "skip":
-            request.outcome = Nothing(skipped=task.size)
-            return False
-        if self._pool.broken is not None or request in self._mended:
-            return False
-        self._mended.add(request)
-        lost = [Lost(_for_item(outcome.error, key), key) for key in request.item_keys()]
-        request.payload = self._pool.pack(lost)
-        request.outcome = None
-        self._pool.submit(request)
-        self._pool.feed()
-        return True
-
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def _for_item(error: WorkerDied, key: Any) -> WorkerDied:
-    own = copy.copy(error)
-    own.index = key
-    return own

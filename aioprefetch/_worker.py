@@ -18,14 +18,12 @@ from . import _seeds
 from ._collate import allocate, default_collate
 from ._errors import SkipItem, Stage, TaskError
 from ._job import Desk, Job
-from ._messages import NO_STREAM, Ended, Failed, Lost, Made, Nothing, Outcome, Task
+from ._messages import NO_STREAM, Again, Ended, Failed, Lost, Made, Nothing, Outcome, Task
 from ._page import Page
 from ._place import Place, WorkerInfo, current
 from ._source import (
-    Call,
     Facts,
     Split,
-    Streams,
     describe,
     is_async_function,
     log,
@@ -34,6 +32,7 @@ from ._source import (
     torch_worker_info,
     was_cancelled,
 )
+from ._streams import Call, Streams
 
 T = TypeVar("T")
 
@@ -151,6 +150,8 @@ class Worker:
         Where to note the items in hand, for a parent that may find this worker dead.
     closing
         Whether to finish the item in hand and begin no other.
+    incarnation
+        How many workers of this number there were before.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class Worker:
         call: Call | None = None,
         page: Page | None = None,
         closing: Callable[[], bool] = lambda: False,
+        incarnation: int = 0,
     ) -> None:
         self._program = program
         self._terms = terms
@@ -175,7 +177,7 @@ class Worker:
         self._groups = False  # whether batches are fetched by its __getitems__
         self._number = number
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
-        self._desk = Desk(info, seeds_globals=False, replicates=False, page=page)
+        self._desk = Desk(info, False, False, page, incarnation)
         self._call: Call = call or (call_async if terms.is_async else call_sync)
         self.is_async = terms.is_async
         self._slots: asyncio.Semaphore | None = None
@@ -224,7 +226,8 @@ class Worker:
         self._terms = replace(self._terms, split=split, num_streams=num_streams)
         self._desk = replace(self._desk, replicates=split == "replicate")
         if split is not None:
-            self._streams = Streams(self._source, split, num_streams)
+            mortal = not self._terms.in_process
+            self._streams = Streams(self._source, split, num_streams, mortal=mortal)
 
     async def close(self) -> None:
         """Close the streams and run the second half of ``worker_init_fn``."""
@@ -248,9 +251,14 @@ class Worker:
         """Give unused memory back."""
         self._outbox.trim()
 
-    async def run(self, ticket: int, task: Task, values: Sequence[Any]) -> Outcome:
-        """Do a task; what the user's functions raise is in the outcome, never raised."""
-        job = Job(self._desk, ticket, task, values)
+    async def run(
+        self, ticket: int, task: Task, values: Sequence[Any], again: Again | None = None
+    ) -> Outcome:
+        """Do a task; what the user's functions raise is in the outcome, never raised.
+
+        ``again`` says what is known of a task that another worker has had.
+        """
+        job = Job(self._desk, ticket, task, values, again)
         try:
             if self._began != (task.run, task.epoch) or self._beginning.locked():
                 await self._begin_epoch(job)
@@ -258,7 +266,7 @@ class Worker:
                 return await self._run_stream(job)
             return await self._finish(job, await self._gather(job))
         except _Stop as stop:
-            return Failed(stop.error, skipped=stop.skipped)
+            return Failed(stop.error, skipped=stop.skipped, progress=job.progress)
         except BaseException as error:  # asyncio's, where a function cancels its own task
             if was_cancelled(error):
                 raise
@@ -279,7 +287,9 @@ class Worker:
         """A replica that is a Prefetcher itself must not draw what its siblings draw."""
         draw_anew = getattr(self._source, "_become_replica", None)
         if draw_anew is not None:
-            draw_anew(_seeds.key_of(self._terms.seed, "replica", self._number))
+            draw_anew(
+                _seeds.key_of(self._terms.seed, "replica", self._desk.replica_of(self._number))
+            )
 
     async def _first_half(self) -> Any:
         init = self._program.worker_init_fn
@@ -309,11 +319,14 @@ class Worker:
         task = job.task
         assert self._streams is not None
         stream = self._streams.open(task.run, task.epoch, task.stream)
-        chunk = await stream.read(task.size, self._call, job.reading)
+        resume = None if job.again is None else job.again.resume
+        chunk = await stream.read(task.position, task.size, self._call, job.reading, resume)
         job.task = task._replace(position=chunk.first)
         job.values = items = chunk.items
+        job.progress = chunk.progress
         if chunk.end is None or (items and not self._terms.drop_last):
-            return await self._finish(job, await self._gather(job))
+            outcome = await self._finish(job, await self._gather(job))
+            return outcome._replace(progress=chunk.progress)  # type: ignore[call-arg]
         if chunk.end.error is None:
             return Ended(task.stream)
         stream.report_error()
@@ -323,9 +336,9 @@ class Worker:
 
     async def _gather(self, job: Job) -> list[Any]:
         """The items of a batch, fetched and mapped, as many at once as the terms allow."""
-        values = job.values
-        if self._groups and job.fetches:
-            values = await self._fetch_many(job)
+        values = job.without_lost(job.values)
+        if self._groups and job.fetches and (job.again is None or not job.again.singly):
+            values = await self._fetch_many(job, values)
         if self._call is call_sync:
             return [self._item_now(job, offset, value) for offset, value in enumerate(values)]
         if self._slots is None:
@@ -342,10 +355,10 @@ class Worker:
 
     async def _item(self, job: Job, offset: int, value: Any) -> Any:
         self._check_open(job)
-        if type(value) is Lost:
-            return await self._failed(job, _lost(job, offset, value.error))
         stage: Stage = "fetch"
         with job.item(offset):
+            if type(value) is Lost:
+                return await self._failed(job, _lost(job, offset, value.error))
             try:
                 if job.fetches:
                     value = await self._call(self._fetch, value)
@@ -363,10 +376,10 @@ class Worker:
     def _item_now(self, job: Job, offset: int, value: Any) -> Any:
         """The same where nothing suspends: a coroutine an item is what quick ones would feel."""
         self._check_open(job)
-        if type(value) is Lost:
-            return drive(self._failed(job, _lost(job, offset, value.error)))
         stage: Stage = "fetch"
         with job.item(offset):
+            if type(value) is Lost:
+                return drive(self._failed(job, _lost(job, offset, value.error)))
             try:
                 if job.fetches:
                     value = _checked(self._fetch, self._fetch(value))
@@ -383,19 +396,19 @@ class Worker:
         if self._closing():
             raise _Stop(job.error("fetch", RuntimeError("the Prefetcher is being closed")))
 
-    async def _fetch_many(self, job: Job) -> Sequence[Any]:
+    async def _fetch_many(self, job: Job, keys: Sequence[Any]) -> Sequence[Any]:
         """What ``__getitems__`` gives for the batch; else the keys, to be fetched one by one."""
-        if any(type(value) is Lost for value in job.values):
-            return job.values
+        if any(type(key) is Lost for key in keys):
+            return keys
         fetch_many = self._source.__getitems__
         with job.batch("group"):
             try:
-                items = list(await self._call(fetch_many, list(job.values)))
-                self._check_count(items, job.values)
+                items = list(await self._call(fetch_many, list(keys)))
+                self._check_count(items, keys)
             except BaseException as error:
                 if self._program.on_error == "raise" or was_cancelled(error):
                     raise _stop(job, "fetch", error) from None
-                return job.values
+                return keys
         job.fetches = False
         return items
 

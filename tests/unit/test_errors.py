@@ -4,7 +4,6 @@ import asyncio
 import os
 import pickle
 import threading
-import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from aioprefetch import (
-    PoolBroken,
     Prefetcher,
     PrefetchError,
     SerializationError,
@@ -21,52 +19,13 @@ from aioprefetch import (
     WorkerStartError,
 )
 from tests import faulty
-from tests.faulty import BAD, DEATHS, NAMES, Map
+from tests.faulty import BAD, NAMES, Map
+from tests.outcomes import POLICIES, error_of, outcomes, tell, told
 
 HERE = os.getpid()
 
 num_procs = pytest.mark.parametrize("num_proc", [0, 1])
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
-
-POLICIES: dict[str, Any] = {"raise": "raise", "skip": "skip", "call": faulty.mend}
-
-
-async def outcomes(p: Any, limit: int = 60) -> list[Any]:
-    """What each ``anext`` gives or raises, to the end or to PoolBroken."""
-    seen: list[Any] = []
-    async with aiter(p) as iterator:
-        while len(seen) < limit:
-            try:
-                async with asyncio.timeout(5):
-                    seen.append(await anext(iterator))
-            except TaskError as error:
-                seen.append(error)
-            except PoolBroken as error:
-                return [*seen, error]
-            except StopAsyncIteration:
-                break
-    return seen
-
-
-def told(outcome: Any) -> Any:
-    """An outcome in short: an error by its stage, and its index or its indices."""
-    if isinstance(outcome, PoolBroken):
-        return "broken"
-    if not isinstance(outcome, TaskError):
-        return outcome
-    stage = "died" if isinstance(outcome, WorkerDied) else outcome.stage
-    return f"{stage} {list(outcome.indices) if outcome.index is None else outcome.index}"
-
-
-async def tell(p: Any) -> list[Any]:
-    return [told(outcome) for outcome in await outcomes(p)]
-
-
-async def error_of(p: Any) -> TaskError:
-    """Its only error."""
-    (error,) = [outcome for outcome in await outcomes(p) if isinstance(outcome, TaskError)]
-    return error
-
 
 # Each stage under each policy
 
@@ -656,135 +615,3 @@ async def test_a_key_that_cannot_be_rebuilt_here_still_names_its_error() -> None
     seen = await outcomes(Prefetcher(KeySource(9, faulty.identity), sampler=keys))
     assert [seen[0], type(seen[1]), seen[2]] == [0, TaskError, 3]
     assert "bad 2" in str(seen[1])
-
-
-# Deaths
-
-
-def deaths(policy: str, workers: int) -> list[Any]:
-    """Item 2 of 5 kills its worker, one item is requested at a time."""
-    at_bad = {"raise": ["died 2"], "skip": [], "call": ["mended 2"]}[policy]
-    if workers == 2:
-        return [0, 1, *at_bad, 3, 4]
-    return [0, 1, *([] if policy == "skip" else ["died 2"]), "broken"]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("how", DEATHS)
-@one_loop
-async def test_a_death_is_prompt_and_under_the_policy(how: str, policy: str, workers: int) -> None:
-    source = Map(5, faulty.Die(how))
-    async with Prefetcher(source, num_proc=workers, on_error=POLICIES[policy], num_prefetch=1) as p:
-        began = time.monotonic()
-        assert await tell(p) == deaths(policy, workers)
-        assert time.monotonic() - began < 1
-        assert p.skipped == (policy == "skip")
-
-
-@pytest.mark.parametrize("how", DEATHS)
-async def test_a_death_says_who_and_how(how: str) -> None:
-    async with Prefetcher(Map(4, faulty.PidThenDie(how)), num_prefetch=1) as p:
-        outcome = await outcomes(p)
-    pid, error, broken = outcome[0], outcome[2], outcome[3]
-    _, exitcode, word = DEATHS[how]
-    assert (error.pid, error.exitcode, error.worker, error.index) == (pid, exitcode, 0, BAD)
-    assert word in str(error)
-    assert str(pid) in str(error)
-    assert isinstance(broken.__cause__, WorkerDied)
-    assert (broken.__cause__.pid, broken.__cause__.exitcode) == (pid, exitcode)
-
-
-@pytest.mark.parametrize("stage", ["map_fn", "collate_fn"])
-async def test_a_death_in_a_batch(stage: str) -> None:
-    """Charged to the item in hand, and to none where it was the whole batch."""
-    function: Any = faulty.Die("exit 3")
-    arguments: dict[str, Any] = {"collate_fn": list, stage: function}
-    p = Prefetcher(range(6), batch_size=3, num_proc=2, num_prefetch=1, **arguments)
-    error = await error_of(p)
-    assert isinstance(error, WorkerDied)
-    assert error.indices == (0, 1, 2)
-    assert error.index == (BAD if stage == "map_fn" else None)
-
-
-async def test_a_death_in_getitems_is_charged_to_no_item() -> None:
-    p = Prefetcher(
-        faulty.Groups(4, faulty.Die("exit 3")), batch_size=4, num_proc=1, collate_fn=list
-    )
-    error = await error_of(p)
-    assert (error.index, error.indices) == (None, (0, 1, 2, 3))
-
-
-async def test_a_death_fails_the_task_in_hand_and_the_one_that_waits() -> None:
-    """Without the window's limit a worker holds one task more, which is not at fault."""
-    async with Prefetcher(Map(9, faulty.Die("exit 3"))) as p:
-        seen = await outcomes(p)
-    assert [told(outcome) for outcome in seen[:3]] == [0, 1, "died 2"]
-    assert told(seen[-1]) == "broken"
-    assert [error.index for error in seen[3:-1]] == [None] * len(seen[3:-1])
-
-
-async def test_a_death_while_awaiting_is_charged_to_each_item_in_flight() -> None:
-    async with Prefetcher(faulty.AsyncMap(8, faulty.Die("exit 3")), num_proc=2) as p:
-        seen = await outcomes(p)
-    died = [error for error in seen if isinstance(error, WorkerDied)]
-    assert BAD in [error.index for error in died]
-    assert {error.exitcode for error in died} == {3}
-    values = [item for item in seen if isinstance(item, int)]
-    assert len(values) + len(died) == 8
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_death_under_a_source_read_here(policy: str) -> None:
-    p = Prefetcher(
-        iter(range(5)),
-        map_fn=faulty.Die("SIGKILL"),
-        num_proc=2,
-        num_prefetch=1,
-        on_error=POLICIES[policy],
-    )
-    assert await tell(p) == deaths(policy, 2)
-
-
-async def test_on_error_that_raises_for_a_death_names_the_keys() -> None:
-    p = Prefetcher(
-        Map(5, faulty.Die("SIGKILL")), num_proc=2, num_prefetch=1, on_error=faulty.mend_with_error
-    )
-    seen = await outcomes(p)
-    assert [told(outcome) for outcome in seen] == [0, 1, "on_error 2", 3, 4]
-    assert seen[BAD].indices == (BAD,)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_streams_pinned_to_the_dead_end_and_others_go_on(policy: str) -> None:
-    p = Prefetcher(faulty.Shards(faulty.Die("SIGKILL")), num_proc=2, on_error=POLICIES[policy])
-    seen = [told(outcome) for outcome in await outcomes(p)]
-    assert [item for item in seen if item in (10, 11, 12, 13)] == [10, 11, 12, 13]
-    assert sum(str(item).startswith("died") for item in seen) == 1
-    assert "broken" not in seen
-
-
-BROKEN: dict[str, Any] = {
-    "with more to come": Map(9, faulty.Die("exit 3")),
-    "at the last item": Map(3, faulty.Die("exit 3")),
-    "in its only stream": faulty.Shards(faulty.Die("exit 3")),
-}
-
-
-@pytest.mark.parametrize("source", BROKEN.values(), ids=BROKEN)
-async def test_with_no_worker_left_every_anext_is_pool_broken(source: Any) -> None:
-    """However little of the epoch was still to be requested."""
-    async with Prefetcher(source) as p:
-        assert isinstance((await outcomes(p))[-1], PoolBroken)
-        again = aiter(p)
-        for _ in range(3):
-            with pytest.raises(PoolBroken, match="exited with code 3") as caught:
-                await asyncio.wait_for(anext(again), 1)
-            assert isinstance(caught.value.__cause__, WorkerDied)
-
-
-async def test_a_broken_prefetcher_can_be_opened_again() -> None:
-    p = Prefetcher(Map(4, faulty.Die("exit 3")), num_prefetch=1)
-    for _ in range(2):
-        async with p:
-            assert await tell(p) == [0, 1, "died 2", "broken"]

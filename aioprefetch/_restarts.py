@@ -1,0 +1,47 @@
+"""How often workers may die: as often as it takes, but not in a loop."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_WINDOW = 5.0  # seconds
+_FIRST_DELAY = 0.02
+_LONGEST_DELAY = 1.0
+
+
+class Restarts:
+    """Says when a dead worker is replaced, and when it makes no more sense.
+
+    Deaths are a loop when they come faster than anyone could mean, or one after another
+    without a task being done in between. The first are forgiven at once, and later ones
+    of a row after a growing delay.
+
+    Parameters
+    ----------
+    num_proc
+        Workers that may die of the same cause at once.
+    retries
+        Deaths that one item is forgiven.
+    """
+
+    def __init__(self, num_proc: int, retries: int) -> None:
+        self._at_once = num_proc
+        self._in_a_row = 2 * num_proc + 4 * (retries + 1)
+        self._in_window = 10 + 5 * num_proc
+        self._row = 0
+        self._deaths: deque[float] = deque()
+
+    def progress(self) -> None:
+        """A task has been done."""
+        self._row = 0
+
+    def delay(self, now: float) -> float | None:
+        """A worker has died: seconds until it is replaced, or None to give up."""
+        self._row += 1
+        self._deaths.append(now)
+        while self._deaths[0] < now - _WINDOW:
+            self._deaths.popleft()
+        if self._row > self._in_a_row or len(self._deaths) > self._in_window:
+            return None
+        late = self._row - self._at_once
+        return 0.0 if late <= 0 else min(_FIRST_DELAY * 2**late, _LONGEST_DELAY)
