@@ -16,17 +16,14 @@ import asyncio
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, Protocol
 
-from . import _codec, _plain, _serve
-from ._arena import Reader, Space
+from . import _codec, _serve
+from ._arena import Reader
 from ._exceptions import unpack_error
-from ._memory import Shipment
 from ._messages import (
     Again,
     Do,
@@ -42,17 +39,16 @@ from ._messages import (
     Task,
     Trim,
 )
-from ._page import CLAIMS, InHand
+from ._page import InHand
 from ._payload import Parcel, Payload, Store, sent
 from ._process import WorkerProcess
-from ._stack import ask_for_stacks, is_stopped, read_stacks
+from ._stack import is_stopped
 from ._threads import Helper
-from ._wire import Channel, Frame, Segment
+from ._wire import Frame, Segment
 from ._worker import Terms
 
 OOM_SCORE_ADJ = "AIOPREFETCH_OOM_SCORE_ADJ"
 _MAX_CHUNK = 256
-_RECORDS = 4  # of what is in hand, for each item that may be: batches are made beside them
 _MANAGER_GRACE = 1.0  # seconds that the thread of a dead worker's executor may take to end
 
 
@@ -85,8 +81,8 @@ class Lane:
         How many workers of this number there were before.
     """
 
-    ship: Any = Shipment  # how the source travels to all workers
-    store: Any = Store  # and how items do; None where there is no way but messages
+    ship: Any  # how the source travels to all workers
+    store: Any  # and how items do; None where there is no way but messages
 
     knows_hand = False  # whether it can be told what the worker is at work on
 
@@ -323,152 +319,6 @@ class Lane:
         self._process.end_manager(_MANAGER_GRACE)
 
 
-class ChannelLane(Lane):
-    """A worker with a private channel, a deadman and a page that says what it has in hand."""
-
-    _ends: _ParentEnds | None = None
-    _space: Space | None = None
-    knows_hand = True
-    _begun = b""  # what was claimed when it died
-    _channel: Channel | None = None
-    _serve_over = False
-
-    def _launch(self, post: _serve.Post, shipment: Shipment, store: Store | None) -> None:
-        assert store is not None
-        ends = self._ends = _ParentEnds()
-        space = self._space = Space.create(_RECORDS * post.terms.concurrency)
-        kit = _serve.Kit(
-            post,
-            channel=_serve.Descriptor(ends.theirs.fileno()),
-            deadman=_serve.Descriptor(ends.deadman_theirs),
-            arena=_serve.Share(space),
-            items=_serve.Share(store.space),
-            source=_serve.Descriptor(shipment.fd),
-            extents=shipment.extents,
-        )
-        self._process.start(_serve.equip, kit, _serve.serve)
-        ends.close_theirs()
-        space.close_fd()
-        self.reader = Reader(space)
-
-    def _close(self) -> None:
-        if self._ends is not None:
-            self._ends.close_theirs()
-            self._ends.close_deadman()
-        if self._space is not None:
-            self.hand = self._space.page.read()
-            self.stacks = read_stacks(self._space)
-            self._begun = self._space.page.begun()
-            self._space.close_fd()
-            if self.reader is not None:
-                self.reader.abandon()
-            self._space = self.reader = None
-
-    def close_watched(self) -> None:
-        super().close_watched()
-        if self._ends is not None:
-            self._ends.sock.close()
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        assert self._ends is not None
-        self._channel = Channel(loop, self._ends.sock, self._hear, self._ended)
-        super().attach(loop)
-        self._process.first.add_done_callback(self._served)
-
-    def _send(self, frame: list[Segment]) -> None:
-        if self._channel is not None and not self.dead:
-            self._channel.send(frame)
-
-    def say_goodbye(self) -> None:
-        if self._space is not None:
-            self._space.page.shut()
-        super().say_goodbye()
-
-    def offer(self, orders: list[Order]) -> None:
-        if self._space is None:  # buried
-            return
-        for ticket, *_ in orders:
-            self._space.page.offer(ticket)
-
-    def withdraw(self, ticket: int) -> bool:
-        return self._space is not None and self._space.page.withdraw(ticket)
-
-    def begun(self, ticket: int) -> bool:
-        return bool(self._begun[ticket % CLAIMS])
-
-    def in_hand(self) -> list[InHand]:
-        return [] if self._space is None else self._space.page.read()
-
-    def listen(self) -> None:
-        if self._channel is not None and not self.dead:
-            self._channel.drain()
-
-    def end_hung(self) -> None:
-        if self._space is not None and self._process.pidfd is not None and not self.is_stopped():
-            ask_for_stacks(self._space, self._process.pidfd.send_signal)
-        self.kill()
-
-    def _served(self, _: Future[None]) -> None:
-        self._serve_over = True
-        self._call_on_loop(self._ended)
-
-    def _ended(self) -> None:
-        """`serve` or the channel ended: a worker that was told to end will, any other must."""
-        if self.dead or self.buried:
-            return
-        if not self._ending:
-            self.kill()
-        elif self._serve_over:
-            self._keeper.post(self._process.release)
-
-    def _detach(self) -> None:
-        if self._channel is not None:
-            self._channel.drain()
-            self._channel.detach()
-        super()._detach()
-
-    def hang_up(self) -> None:
-        super().hang_up()
-        if self._ends is not None:
-            with suppress(OSError):
-                self._ends.sock.shutdown(socket.SHUT_RDWR)
-
-
-class SubmitLane(Lane):
-    """The same where a loop cannot watch descriptors: every message is a call. Slower."""
-
-    ship: Any = _plain.Copies
-    store = None
-    largest_chunk = 1  # a call has one answer
-
-    def _launch(self, post: _serve.Post, shipment: _plain.Copies, store: Store | None) -> None:
-        kit = _plain.PlainKit(post, shipment)
-        self._process.start(_plain.equip, kit, _plain.open_up)
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().attach(loop)
-        self._process.first.add_done_callback(self._answered)
-
-    def _send(self, frame: list[Segment]) -> None:
-        if not self.dead:
-            with suppress(RuntimeError):  # broken or shut down: its death is told
-                portable = [bytearray(segment) for segment in frame]
-                call = self._process.submit(_plain.answer, portable)
-                call.add_done_callback(self._answered)
-
-    def _answered(self, call: Future[Any]) -> None:
-        if call.cancelled() or call.exception() is not None:  # the process broke down
-            return
-        if call.result() is None:
-            self._keeper.post(self._process.release)
-        elif call.result():
-            self._call_on_loop(self._hear_alive, call.result())
-
-    def _hear_alive(self, frame: Frame) -> None:
-        if not self.dead:
-            self._hear(frame)
-
-
 def oom_score_adj() -> int | None:
     """What the environment asks workers to add to their chance of being killed first.
 
@@ -501,46 +351,3 @@ def watches_descriptors(loop: asyncio.AbstractEventLoop) -> bool:
             return False
         loop.remove_reader(ours)
     return True
-
-
-class _Socket(socket.socket):
-    """A socket that an event loop may still watch when both are dropped: closed without a word."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
-_parent_ends: weakref.WeakSet[_ParentEnds] = weakref.WeakSet()
-
-
-class _ParentEnds:
-    """The parent's side of a lane; a forked child must not hold it."""
-
-    def __init__(self) -> None:
-        ours, self.theirs = socket.socketpair()
-        self.sock = _Socket(fileno=ours.detach())
-        self.deadman, self.deadman_theirs = os.pipe()
-        _parent_ends.add(self)
-
-    def close_theirs(self) -> None:
-        self.theirs.close()
-        if self.deadman_theirs >= 0:
-            os.close(self.deadman_theirs)
-            self.deadman_theirs = -1
-
-    def close_deadman(self) -> None:
-        if self.deadman >= 0:
-            os.close(self.deadman)
-            self.deadman = -1
-
-
-def _leave_to_parent() -> None:
-    # Closed, never shut down: a shutdown would reach the worker of the parent.
-    for ends in list(_parent_ends):
-        ends.sock.close()
-        ends.close_deadman()
-    _parent_ends.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -12,29 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import process
 from multiprocessing.context import BaseContext
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from . import _codec, _serve
+from . import _codec
 from ._arena import Loans
+from ._channel_lane import ChannelLane
 from ._dispatch import Dispatcher, Request
 from ._errors import PoolBroken, TaskTimeout, WorkerDied, WorkerStartError, describe_error
 from ._exceptions import unpack_error
-from ._lane import ChannelLane, Lane, SubmitLane, watches_descriptors
+from ._guards import GUARD_HINT, check_descriptors, refuse_to_start_in_a_starting_worker
+from ._lane import Lane, watches_descriptors
 from ._memory import SOME_MEMORY, oom_kills, total
 from ._messages import Ended, Failed, Refused, Release, Report, Settle, Trim
 from ._payload import Payload, Store, encode_values
 from ._restarts import Restarts
 from ._source import Facts, Split, log
+from ._submit_lane import SubmitLane
 from ._threads import Helper
 from ._verdict import Rules, charge, describe_death, guilty
 from ._watch import Watch
@@ -43,66 +43,6 @@ from ._worker import Program, Terms
 START_DEADLINE = 300.0  # seconds for all workers to load the source and say hello
 _HELD_SHARE = 2  # a warning names what is held when it is half of the memory there is
 GRACE = 0.3  # seconds for workers to end by themselves when nobody waits for them
-
-_GUARD_HINT = (
-    "If the script starts workers when it is imported, put that under "
-    "`if __name__ == '__main__':`, since each worker imports the main module"
-)
-
-
-class Pool(Protocol):
-    """What a window needs of workers; every engine offers it."""
-
-    @property
-    def broken(self) -> PoolBroken | None:
-        """Set for good once workers that die are not replaced any more."""
-
-    async def start(self) -> Facts | None:
-        """Bring the workers up; gives the facts of a source that a function made there."""
-
-    @property
-    def worth(self) -> int:
-        """Requests that make a message worth sending."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is unsettled."""
-
-    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
-        """Tell the workers how the source is read.
-
-        Each holds ``hold`` tasks at most, or chunks of them, and ``window`` are out at most.
-        """
-
-    def pack(self, values: Sequence[Any]) -> Payload:
-        """Keys or items as they travel; any thread."""
-
-    def store(self, payload: Payload) -> Payload:
-        """Items where all workers find them; any thread, which may take its time."""
-
-    def submit(self, request: Request) -> None:
-        """Queue a request; it is settled, whatever happens, unless the pool is closed."""
-
-    def feed(self) -> None:
-        """Requests have been queued: send what there is room for."""
-
-    def forget(self, run: int) -> None:
-        """A pass is over: drop what of it is not started, close its streams."""
-
-    def helper(self) -> Helper:
-        """The thread that reads synchronous samplers and sources in this process."""
-
-    def close(self) -> asyncio.Future[None]:
-        """End the workers; done within the shutdown time-out."""
-
-    def release(self) -> None:
-        """Closed, and nothing will be read in its helper any more: let its threads go."""
-
-    def kill(self) -> None:
-        """End the workers now; any thread."""
-
-    def abandon(self) -> None:
-        """As a finalizer may: nobody waits, any thread, any lock."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +150,7 @@ class ProcessPool:
             waiting = [lane.number for lane in self._lanes if not lane.ready]
             raise WorkerStartError(
                 f"workers {waiting} were not ready after {START_DEADLINE:.0f} s: loading the "
-                f"source, or worker_init_fn, hangs or takes too long. {_GUARD_HINT}"
+                f"source, or worker_init_fn, hangs or takes too long. {GUARD_HINT}"
             )
         self._ready.result()
 
@@ -338,7 +278,7 @@ class ProcessPool:
             log.warning("%s before it was ready; another takes its place", death)
             self._replace(lane, 0.0)
         else:
-            self._fail_start(WorkerStartError(f"{death} before it was ready. {_GUARD_HINT}"))
+            self._fail_start(WorkerStartError(f"{death} before it was ready. {GUARD_HINT}"))
 
     def _judge(self, lane: Lane, death: WorkerDied | TaskTimeout) -> list[Request]:
         """Settle what is given up; gives what is to run again."""
@@ -518,54 +458,6 @@ def _broken(death: BaseException) -> PoolBroken:
     )
     error.__cause__ = death
     return error
-
-
-def check_descriptors(num_proc: int) -> None:
-    """Fail before the first worker, not at the one that meets the limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 16 * num_proc + 64
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        raise WorkerStartError(
-            f"{num_proc} workers need up to {needed} file descriptors and this process may have "
-            f"{limit}: raise it (ulimit -n {needed}) or lower num_proc"
-        )
-
-
-def refuse_to_start_in_a_starting_worker() -> None:
-    """A worker that imports the script which starts workers must not start its own."""
-    starting = getattr(process.current_process(), "_inheriting", False)
-    if starting or _serve.loading:
-        raise RuntimeError(
-            "a worker was about to start workers of its own while it imported the program. "
-            + _GUARD_HINT
-        )
-    module = _module_being_imported()
-    if module is not None:
-        raise WorkerStartError(
-            f"workers were to be started by the body of module {module}, while it is imported, and "
-            "each of them would import it again. Start them from a function that is called later, "
-            "or from the main module under `if __name__ == '__main__':`"
-        )
-    if _serve.depth >= _serve.MAX_DEPTH:
-        raise RuntimeError(
-            f"workers inside of workers, {_serve.depth} deep: a source that starts its own "
-            "Prefetcher contains itself"
-        )
-
-
-def _module_being_imported() -> str | None:
-    """Name of the module whose body is running up the stack, other than the main one."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        spec = frame.f_globals.get("__spec__")
-        if frame.f_code.co_name == "<module>" and getattr(spec, "_initializing", False):
-            return str(frame.f_globals.get("__name__"))
-        frame = frame.f_back
-    return None
 
 
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ._config import Config
-from ._session import Cursor, Iteration, Session, length_of_epoch, outlast
+from ._iteration import Cursor, Iteration, outlast
+from ._session import Session, length_of_epoch
 from ._source import Facts, Split, describe
 
 

@@ -14,9 +14,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from ._dispatch import Request
+from ._engine import Pool
 from ._messages import Ended, Failed, Made
 from ._plan import Plan, Planned
-from ._pool import Pool
 
 
 @dataclass

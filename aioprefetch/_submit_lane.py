@@ -1,0 +1,48 @@
+"""A worker whose every message is a call of its executor's: slower, and needs no descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from . import _plain, _serve
+from ._lane import Lane
+from ._payload import Store
+from ._wire import Frame, Segment
+
+
+class SubmitLane(Lane):
+    """The same where a loop cannot watch descriptors: every message is a call. Slower."""
+
+    ship: Any = _plain.Copies
+    store = None
+    largest_chunk = 1  # a call has one answer
+
+    def _launch(self, post: _serve.Post, shipment: _plain.Copies, store: Store | None) -> None:
+        kit = _plain.PlainKit(post, shipment)
+        self._process.start(_plain.equip, kit, _plain.open_up)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().attach(loop)
+        self._process.first.add_done_callback(self._answered)
+
+    def _send(self, frame: list[Segment]) -> None:
+        if not self.dead:
+            with suppress(RuntimeError):  # broken or shut down: its death is told
+                portable = [bytearray(segment) for segment in frame]
+                call = self._process.submit(_plain.answer, portable)
+                call.add_done_callback(self._answered)
+
+    def _answered(self, call: Future[Any]) -> None:
+        if call.cancelled() or call.exception() is not None:  # the process broke down
+            return
+        if call.result() is None:
+            self._keeper.post(self._process.release)
+        elif call.result():
+            self._call_on_loop(self._hear_alive, call.result())
+
+    def _hear_alive(self, frame: Frame) -> None:
+        if not self.dead:
+            self._hear(frame)
