@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -263,3 +267,107 @@ async def kill_all_again_and_again(workers: Callable[[], list[psutil.Process]]) 
         await asyncio.sleep(0.05)
         for worker in workers():
             worker.kill()
+
+
+class Mapped:
+    """Items 0… as a function makes them."""
+
+    def __init__(self, length: int, function: Callable[[int], Any]) -> None:
+        self._length = length
+        self._function = function
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self._function(index)
+
+
+class FatalKey:
+    """A key that kills the first worker that unpickles it."""
+
+    def __init__(self, folder: Path | None, key: int) -> None:
+        self.folder = folder
+        self.key = key
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.folder is not None and multiprocessing.parent_process() is not None:
+            DiesOnce(self.folder, 9)(0)
+
+
+class Keyed:
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: FatalKey) -> int:
+        return key.key
+
+
+class Texts:
+    """Long texts that begin with their number; they travel in the pickle."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self._length = length
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> str:
+        return f"{index:08}" + "x" * (self._size // 2)
+
+
+def kill_self(_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignore_sigterm(_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def fail(_: Any) -> None:
+    raise ValueError("it cannot work here")
+
+
+def exit_0_at_2(item: int) -> int:
+    if item == BAD:
+        os._exit(0)
+    return item
+
+
+def segfault_at_2(item: int) -> int:
+    if item == BAD:
+        ctypes.string_at(0)
+    return item
+
+
+def memory_error_at_2(item: int) -> Any:
+    if item == BAD:
+        np.ones(1 << 50)
+    return item
+
+
+def recurse_at_2(item: int) -> int:
+    return recurse_at_2(item) if item == BAD else item
+
+
+def fork_then_sleep(item: int) -> int:
+    """Leaves a child that holds everything of the worker's open for a while."""
+    time.sleep(0.01)
+    if item == 5 and os.fork() == 0:
+        os.setsid()
+        time.sleep(2)
+        os._exit(0)
+    return item
+
+
+def leave_a_thread(_: Any) -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+def leave_a_subprocess(_: int) -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
