@@ -112,8 +112,9 @@ class Store:
             self._writer.trim(now=True)
 
     def close(self) -> None:
-        """The workers have it, or are gone; what is lent stays."""
+        """The workers are gone: give back what no payload lies in. May take its time."""
         self.space.close_fd()
+        self._reader.abandon()
 
 
 def sent(payload: Payload) -> Sent:

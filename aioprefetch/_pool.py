@@ -204,7 +204,8 @@ class ProcessPool:
         return encode_values(values)
 
     def store(self, payload: Payload) -> Payload:
-        return payload if self._store is None else self._store.put(payload)
+        store = self._store  # which closing takes away
+        return payload if store is None else store.put(payload)
 
     def helper(self) -> Helper:
         if self._helper is None:
@@ -410,8 +411,9 @@ class ProcessPool:
     def _let_go(self) -> None:
         if self._shipment is not None:
             self._shipment.close()
-        if self._store is not None:
-            self._store.close()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
         self._loans.clear()
         self._keeper.stop()
         _pools.discard(self)

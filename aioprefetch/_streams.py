@@ -191,9 +191,9 @@ class Stream:
         async with self._lock:
             if resume is not None and self._reading is None:
                 self._resume(resume)
-            while self._end is None and not self._endless and self._given < position:
-                await self._next(call, at)
-            first = self._given if self._endless else position
+            if not self._endless:
+                await self._advance(position, call, at)
+            first = self._given
             items: list[Any] = []
             while self._end is None and len(items) < size:
                 taken = await self._next(call, at)
@@ -209,6 +209,16 @@ class Stream:
     async def close(self, call: Call) -> None:
         if self._reading is not None:
             await self._reading.close(call)
+
+    async def _advance(self, position: int, call: Call, at: At) -> None:
+        """Pass over what has been delivered."""
+        if self._given > position and self._end is None:
+            raise RuntimeError(
+                f"{self._name} is at item {self._given}, and item {position} was asked for: its "
+                "tasks came out of their order"
+            )
+        while self._end is None and self._given < position:
+            await self._next(call, at)
 
     # Going on
 

@@ -184,6 +184,7 @@ class Worker:
         self._streams: Streams | None = None
         self._began: tuple[int, int] | None = None
         self._beginning = asyncio.Lock()
+        self._beginners = 0  # tasks that hold the lock or wait for it
         self._second_half: Any = None
 
     async def make_source(self) -> Facts | None:
@@ -260,7 +261,7 @@ class Worker:
         """
         job = Job(self._desk, ticket, task, values, again)
         try:
-            if self._began != (task.run, task.epoch) or self._beginning.locked():
+            if self._began != (task.run, task.epoch) or self._beginners:
                 await self._begin_epoch(job)
             if task.stream != NO_STREAM:
                 return await self._run_stream(job)
@@ -305,13 +306,16 @@ class Worker:
 
     async def _begin_epoch(self, job: Job) -> None:
         began = (job.task.run, job.task.epoch)
-        async with self._beginning:  # tasks pass in their order, the first having told
-            if self._began != began:
-                try:
+        self._beginners += 1
+        try:
+            async with self._beginning:  # tasks pass in their order, the first having told
+                if self._began != began:
                     await self._call(start_epoch, self._source, job.task.epoch)
-                except BaseException as error:
-                    raise _stop(job, "iterate", error) from None
-                self._began = began
+                    self._began = began
+        except BaseException as error:
+            raise _stop(job, "iterate", error) from None
+        finally:
+            self._beginners -= 1
 
     # Items
 

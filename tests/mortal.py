@@ -371,3 +371,20 @@ def leave_a_thread(_: Any) -> None:
 
 def leave_a_subprocess(_: int) -> int:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+
+
+class Uneven:
+    """Arrays, some of which take a while, and some of which are errors."""
+
+    def __init__(self, length: int, raising: frozenset[int]) -> None:
+        self._length = length
+        self.raising = raising
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.raising:
+            raise ValueError(index)
+        time.sleep((0.0, 0.002, 0.02)[index % 3])
+        return np.full(5000, float(index))

@@ -48,6 +48,7 @@ def test_program_does_what_the_page_says(tmp_path: Path, program: Program) -> No
     file = tmp_path / program.name
     file.write_text(program.text)
     ended = Script("-W", "error", str(file)).end()
-    assert (ended.code, ended.err) == (0, "")
+    told = [line for line in ended.err.splitlines() if not line.endswith("takes its place")]
+    assert (ended.code, told) == (0, [])
     if program.output is not None:
         assert ended.out == program.output
