@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench bench-quick
+.PHONY: help demo test chaos soak lint format docs bench bench-quick
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,12 @@ demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
 
 test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VENV=.venv-3.12)
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(VENV)/.group-test ## Every fault under every start method and loop, about 10 minutes
+	$(BIN)/python -m pytest -m chaos tests/chaos $(ARGS)
+
+soak: $(VENV)/.group-test ## Faults at random for 10 minutes (ARGS="--minutes 120")
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 lint: $(VENV)/.group-lint ## Check style, format and types
 	$(BIN)/ruff check
