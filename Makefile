@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos soak lint format docs bench bench-quick
+.PHONY: help demo test chaos soak lint format docs bench bench-quick reliability
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,10 +15,10 @@ demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
 	$(BIN)/python examples/digits.py --picture build/digits.png $(ARGS)
 
 test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VENV=.venv-3.12)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 chaos: $(VENV)/.group-test ## Every fault under every start method and loop, about 10 minutes
-	$(BIN)/python -m pytest -m chaos tests/chaos $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos tests/chaos $(ARGS)
 
 soak: $(VENV)/.group-test ## Faults at random for 10 minutes (ARGS="--minutes 120")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
@@ -42,6 +42,9 @@ bench: $(PEERS)/.group-peers ## Measure beside other loaders, about 25 minutes (
 bench-quick: $(PEERS)/.group-peers ## A part of that in under 3 minutes; the page goes to build/
 	$(PEERS)/bin/python -m tests.benchmarks --quick --json build/bench-quick.json $(ARGS)
 	$(PEERS)/bin/python -m tests.benchmarks.report --json build/bench-quick.json --out build
+
+reliability: $(PEERS)/.group-peers ## Do the same faults to other loaders, about 10 minutes
+	$(PEERS)/bin/python -m tests.reliability
 
 # The pip that venv brings may be too old for dependency groups.
 $(VENV)/.pip:

@@ -72,6 +72,14 @@ def workers() -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.create_time())
 
 
+def kill_one(number: int) -> None:
+    """Kill one of the workers that are up now."""
+    there = workers()
+    if there:
+        with suppress(psutil.NoSuchProcess):
+            there[number % len(there)].kill()
+
+
 async def all_of(p: Prefetcher) -> list[Any]:
     """Everything to the end; errors stand where they came."""
     seen: list[Any] = []
@@ -166,7 +174,7 @@ async def killed_while_it_writes_its_result(setting: Setting) -> None:
         async for text in p:
             seen.append(int(text[:8]))
             if len(seen) % 60 == 0:
-                workers()[len(seen) // 60 % 2].kill()
+                kill_one(len(seen) // 60)
     assert seen == list(range(300))
 
 
@@ -177,7 +185,7 @@ async def killed_while_it_collates(setting: Setting) -> None:
         async for batch in p:
             batches.append(batch)
             if len(batches) % 25 == 0:
-                workers()[0].kill()
+                kill_one(0)
     check_sums(batches, 480)
 
 
@@ -348,7 +356,7 @@ async def the_loop_is_busy_while_a_worker_dies(setting: Setting) -> None:
             seen.append(item)
             if item == 10:
                 mortal.block(0.5)
-                workers()[0].kill()
+                kill_one(0)
                 mortal.block(0.5)
     assert seen == list(range(60))
 
@@ -361,7 +369,7 @@ async def a_grandchild_holds_the_pipes(setting: Setting) -> None:
             seen.append(item)
             if item == 10:
                 began = time.monotonic()
-                workers()[0].kill()
+                kill_one(0)
     assert seen == list(range(30))
     assert time.monotonic() - began < 4
 
@@ -459,3 +467,45 @@ async def a_subprocess_is_left(setting: Setting) -> None:
                 if worker.pid not in pids:
                     worker.kill()
         assert await eventually(lambda: not any(map(alive, pids)), 3)
+
+
+@scene(40)
+async def killed_from_a_finalizer(setting: Setting) -> None:
+    """As a collected cycle may, in whatever the loop is doing."""
+    p = setting.prefetcher(mortal.Sleeps(10**4, 0.001))
+    async with p:
+        iterator = aiter(p)
+        await anext(iterator)
+        cycle = KillsWhenCollected(p)
+        cycle.itself = cycle
+        del cycle
+        gc.collect()
+        with pytest.raises(RuntimeError, match="killed"):
+            await until_it_breaks(iterator)
+
+
+class KillsWhenCollected:
+    itself: Any
+
+    def __init__(self, p: Prefetcher) -> None:
+        self._p = p
+
+    def __del__(self) -> None:
+        self._p.kill()
+
+
+@scene(40)
+async def a_sampler_that_raises_and_one_that_blocks(setting: Setting) -> None:
+    def keys(then: Callable[[], None]) -> Iterator[int]:
+        yield from range(4)
+        then()
+        yield from range(4, 8)
+
+    slow = setting.prefetcher(range(9), sampler=keys(lambda: mortal.block(0.5)))
+    async with slow:
+        assert await all_of(slow) == list(range(8))
+    bad = setting.prefetcher(range(9), sampler=keys(lambda: mortal.fail(0)))
+    async with bad:
+        seen = await all_of(bad)
+    assert seen[:4] == [0, 1, 2, 3]
+    assert isinstance(seen[4].__cause__, ValueError)

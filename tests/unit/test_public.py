@@ -79,7 +79,9 @@ async def test_it_pickles_while_it_is_not_open() -> None:
     assert len(pickle.loads(pickle.dumps(p))) == 3
 
 
-@pytest.mark.parametrize("source", [Numbers(3), Flow(3), [1, 2], ten], ids=["map", "flow", "list", "function"])
+@pytest.mark.parametrize(
+    "source", [Numbers(3), Flow(3), [1, 2], ten], ids=["map", "flow", "list", "function"]
+)
 def test_it_has_no_shard_when_its_source_has_none(source: Any) -> None:
     p = Prefetcher(source)
     assert not hasattr(p, "shard")

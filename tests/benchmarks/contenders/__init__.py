@@ -133,4 +133,11 @@ CONTENDERS: dict[str, Contender] = {
         "executor",
         "ProcessPoolExecutor, 4 calls a worker in flight, dataset by initializer",
     ),
+    "loky": Contender(
+        "loky",
+        ("loky",),
+        "executor",
+        "run_in_executor on its ProcessPoolExecutor, 4 calls a worker in flight",
+        function="loky",
+    ),
 }

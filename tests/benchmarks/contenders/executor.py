@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 from collections import deque
 from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,7 +37,19 @@ async def stream(job: Job) -> AsyncIterator[AsyncIterator[Any]]:
         pool.shutdown(cancel_futures=True)
 
 
-async def _results(pool: ProcessPoolExecutor, job: Job) -> AsyncIterator[Any]:
+@asynccontextmanager
+async def loky(job: Job) -> AsyncIterator[AsyncIterator[Any]]:
+    """The same on loky's executor."""
+    from loky import ProcessPoolExecutor as Loky
+
+    pool = Loky(job.num_proc, initializer=install, initargs=(job.dataset,))
+    try:
+        yield _results(pool, job)
+    finally:
+        pool.shutdown(wait=False, kill_workers=True)
+
+
+async def _results(pool: Executor, job: Job) -> AsyncIterator[Any]:
     loop = asyncio.get_running_loop()
     window: deque[asyncio.Future[Any]] = deque()
     for indices in Indices(len(job.dataset), job.batch_size):

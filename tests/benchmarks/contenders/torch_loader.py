@@ -21,5 +21,6 @@ def stream(job: Job) -> Iterator[Any]:
         prefetch_factor=job.window or (2 if job.nbytes > 2**24 else 8),
         in_order=job.ordered,
         shuffle=job.ours.get("shuffle", False),
+        timeout=job.ours.get("task_timeout", 0),
     )
     yield loader
