@@ -177,6 +177,8 @@ class Writer:
 
     def free(self, block: Block) -> None:
         """Take back a block that was not sent."""
+        if not self._space.memory[block.number]:
+            raise RuntimeError(f"block {block.number} of {block.nbytes} bytes is free already")
         self._space.memory[block.number] = 0
 
     def trim(self, *, now: bool = False) -> None:
@@ -245,6 +247,10 @@ class Reader:
 
         The views outlive the writer, the pool and this reader.
         """
+        if block.number in self._lent:
+            raise RuntimeError(
+                f"block {block.number} of {block.nbytes} bytes was sent again while it is lent"
+            )
         root = self._space.array(block)
         self._lent[block.number] = block
         memory, lent = self._space.memory, self._lent

@@ -42,6 +42,7 @@ from ._messages import (
 from ._page import InHand
 from ._payload import Parcel, Payload, Store, sent
 from ._process import WorkerProcess
+from ._source import log
 from ._stack import is_stopped
 from ._threads import Helper
 from ._wire import Frame, Segment
@@ -248,7 +249,12 @@ class Lane:
     def _hear(self, frame: Frame) -> None:
         if self.buried:  # with nobody to wait for it
             return
-        message = _codec.decode(frame[:1])
+        try:
+            message = _codec.decode(frame[:1])
+        except Exception:  # something else has written to its socket
+            log.warning("worker %d sent what is no message and is killed", self.number)
+            self.kill()
+            return
         if type(message) is Report:
             self._events.lane_reports(self, self._received(message, frame[1:]))
         elif type(message) is Hello:

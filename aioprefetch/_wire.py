@@ -28,6 +28,8 @@ _CHUNK = 64 * 1024
 _READS = 8  # reads a wake-up: one busy peer must not hold the loop
 _MOMENT = 0.0003  # seconds of frames after which it is another's turn
 _VIEWS = 64  # buffers a sendmsg: well under every IOV_MAX
+_MOST_SEGMENTS = 1 << 20
+_LONGEST = 1 << 46  # bytes of a segment
 _COUNT = struct.Struct("<I")
 
 
@@ -56,7 +58,7 @@ class FrameReader:
                 received = self._fill(sock, frames)
             except (BlockingIOError, InterruptedError):
                 break
-            except OSError:  # reset: the peer is gone
+            except (OSError, MemoryError):  # the peer is gone, or what came is no message
                 received = 0
             if not received:
                 return frames, False
@@ -89,10 +91,14 @@ class FrameReader:
         if len(self._bytes) < _COUNT.size:
             return False
         (count,) = _COUNT.unpack_from(self._bytes)
+        if count > _MOST_SEGMENTS:
+            raise OSError(f"a frame of {count} segments: its bytes are not a message's")
         header = _COUNT.size + 8 * count
         if len(self._bytes) < header:
             return False
         lengths = struct.unpack_from(f"<{count}Q", self._bytes, _COUNT.size)
+        if max(lengths, default=0) > _LONGEST:
+            raise OSError(f"a segment of {max(lengths)} bytes: its bytes are not a message's")
         self._lengths = list(reversed(lengths))
         self._frame = []
         del self._bytes[:header]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import itertools
 import multiprocessing
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -388,3 +390,20 @@ class Uneven:
             raise ValueError(index)
         time.sleep((0.0, 0.002, 0.02)[index % 3])
         return np.full(5000, float(index))
+
+
+class WritesRubbish:
+    """Once, to every socket that its process has."""
+
+    def __init__(self, folder: Path, rubbish: bytes) -> None:
+        self._file = str(folder / "written")
+        self._rubbish = rubbish
+
+    def __call__(self, item: int) -> int:
+        if item == 5 and not os.path.exists(self._file):
+            open(self._file, "w").close()
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                        os.write(fd, self._rubbish)
+        return item

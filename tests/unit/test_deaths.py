@@ -278,6 +278,17 @@ async def test_results_that_were_finished_are_not_made_again(tmp_path: Path) -> 
 
 
 @one_loop
+@pytest.mark.parametrize("rubbish", [b"\xff" * 64, b"\1\0\0\0\4\0\0\0\0\0\0\0text"])
+async def test_a_worker_that_writes_rubbish_to_its_socket_is_replaced(
+    rubbish: bytes, tmp_path: Path
+) -> None:
+    """Whether it looks like a message or not."""
+    source = Map(20, mortal.WritesRubbish(tmp_path, rubbish))
+    async with Prefetcher(source, num_proc=2, num_prefetch=4) as p:
+        assert await tell(p) == list(range(20))
+
+
+@one_loop
 async def test_a_crash_loop_is_pool_broken_and_prompt() -> None:
     """Whatever comes up is killed, every 50 ms."""
     async with Prefetcher(mortal.Sleeps(10**6, 0.01), num_proc=2, num_prefetch=2) as p:
