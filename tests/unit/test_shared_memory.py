@@ -264,6 +264,17 @@ async def test_any_piece_of_a_batch_keeps_its_own_array_only() -> None:
     assert [int(piece[0]) for piece in pieces] == list(range(3, 640, 16))
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_labels_kept_of_a_thousand_batches_do_not_keep_the_images() -> None:
+    async with Prefetcher(arrays.Images(16_000), batch_size=16, num_proc=2) as p:
+        kept = [batch["label"] async for batch in p]
+        readers: list[Reader] = [lane.reader for lane in p._session._pool._lanes]  # type: ignore[union-attr]
+        lent = 1000 * 16 * 8  # bytes of labels, which share blocks with nothing large
+        assert await eventually(lambda: sum(reader.nbytes for reader in readers) <= lent, 2)
+    assert len(kept) == 1000
+    assert all((labels == np.arange(16 * n, 16 * n + 16)).all() for n, labels in enumerate(kept))
+
+
 async def test_memory_is_used_again_when_nothing_is_held() -> None:
     """An epoch of forty batches in the room of a few."""
     async with Prefetcher(arrays.Images(640), batch_size=16, num_proc=2, num_prefetch=4) as p:

@@ -25,21 +25,25 @@ def first_batch(contender: Contender, quick: bool, *, start: str) -> Figures:
 
 
 def many(contender: Contender, quick: bool) -> Figures:
-    """Sixteen workers, each of which has answered."""
+    """Sixteen workers, each of which has answered; then one, for what each of them adds."""
     count = 4 if quick else 16
     contender.load()
-    before = _held()
+    many, one = _crowd(contender, count), _crowd(contender, 1)
+    descriptors, threads = (here - there for here, there in zip(many.held, one.held, strict=True))
+    return {
+        "up": many.seconds,
+        "descriptors": descriptors / (count - 1),
+        "threads": threads / (count - 1),
+    }
+
+
+def _crowd(contender: Contender, count: int) -> _Crowd:
     crowd = _Crowd(count)
     if contender.module == "ours":
         drive.run(contender, _start_ours(contender, count, crowd))
     else:
         drive.consume(contender, Job(Numbers(), None, num_proc=count, window=2), crowd)
-    descriptors, threads = (now - then for now, then in zip(crowd.held, before, strict=True))
-    return {
-        "up": crowd.seconds,
-        "descriptors": descriptors / count,
-        "threads": threads / count,
-    }
+    return crowd
 
 
 class _Crowd:
@@ -112,7 +116,7 @@ WORKLOADS = (
     Workload(
         "sixteen",
         "Sixteen workers",
-        "By forkserver, until each has answered; what the parent then holds for each of them. "
+        "By forkserver, until each has answered; what the parent holds for each more than one. "
         "(A quick run starts four.)",
         ("ours", "torch"),
         ("ours",),
