@@ -19,6 +19,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -275,30 +276,25 @@ class Loans:
     ----------
     limit
         Bytes from which the user is told what is held.
+    readers
+        Gives those of the workers that live. (None is kept here: a reader keeps a mapping.)
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, readers: Callable[[], Iterable[Reader]]) -> None:
         self._limit = limit
-        self._readers: list[Reader] = []
+        self._readers = readers
         self._calls = 0
         self._warned = False
-
-    def add(self, reader: Reader | None) -> None:
-        if reader is not None:
-            self._readers.append(reader)
-
-    def clear(self) -> None:
-        self._readers.clear()
 
     def check(self) -> None:
         """Warn, once, when what is lent is past the limit; looks now and then."""
         self._calls += 1
         if self._warned or self._calls % _LOOK:
             return
-        if sum(reader.nbytes for reader in self._readers) <= self._limit:
+        blocks = [block.nbytes for reader in self._readers() for block in reader.lent]
+        if sum(blocks) <= self._limit:
             return
         self._warned = True
-        blocks = [block.nbytes for reader in self._readers for block in reader.lent]
         sizes = Counter(blocks).most_common()
         held = ", ".join(
             f"{count} of {size / 1e6:.1f} MB"

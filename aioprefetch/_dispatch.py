@@ -131,6 +131,7 @@ class Dispatcher:
         self._posts = [_Post(lane, loop) for lane in lanes]
         self._tracks: dict[tuple[int, int], Track] = {}  # by run and stream
         self._ended: set[tuple[int, int]] = set()  # streams
+        self._forgotten: set[int] = set()  # runs
         self._queue: deque[Request] = deque()
         self._stopped = False
         self._hold = 2
@@ -170,6 +171,7 @@ class Dispatcher:
         for key in [key for key in self._tracks if key[0] == run]:
             del self._tracks[key]
         self._ended = {key for key in self._ended if key[0] != run}
+        self._forgotten.add(run)
         for queue in (self._queue, *(post.pinned for post in self._posts)):
             kept = [request for request in queue if request.task.run != run]
             queue.clear()
@@ -312,6 +314,8 @@ class Dispatcher:
     def put_back(self, requests: Sequence[Request]) -> None:
         """Put what a dead worker held where it will be taken next."""
         for request in reversed(requests):
+            if request.task.run in self._forgotten:
+                continue
             if request.task.stream == NO_STREAM:
                 self._queue.appendleft(request)
             else:

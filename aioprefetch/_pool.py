@@ -22,7 +22,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from . import _codec
-from ._arena import Loans
+from ._arena import Loans, Reader
 from ._channel_lane import ChannelLane
 from ._dispatch import Dispatcher, Request
 from ._errors import PoolBroken, TaskTimeout, WorkerDied, WorkerStartError, describe_error
@@ -76,7 +76,7 @@ class ProcessPool:
             self._kind(n, crew.context, self._keeper, self) for n in range(crew.num_proc)
         ]
         self._store: Store | None = None if self._kind.store is None else self._kind.store()
-        self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE)
+        self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE, self._readers)
         self._dispatch = Dispatcher(
             self._lanes, self._loop, on_work=self._on_work, on_idle=self._trim
         )
@@ -112,7 +112,6 @@ class ProcessPool:
                 raise WorkerStartError("closed while the workers were starting")
             for lane in self._lanes:
                 lane.attach(self._loop)
-                self._loans.add(lane.reader)
             await self._all_ready()
         except BaseException:
             self.kill()
@@ -234,6 +233,9 @@ class ProcessPool:
             for request, outcome in settled:
                 request.settle(outcome)
 
+    def _readers(self) -> list[Reader]:
+        return [lane.reader for lane in self._lanes if lane.reader is not None]
+
     def _on_work(self) -> None:
         self._watch.wake()
 
@@ -343,7 +345,6 @@ class ProcessPool:
             return
         if lane is self._lanes[lane.number]:
             lane.attach(self._loop)
-            self._loans.add(lane.reader)
             self._dispatch.replace(lane)
             if self._closing or self.broken is not None:
                 lane.kill()
@@ -414,7 +415,6 @@ class ProcessPool:
         store, self._store = self._store, None
         if store is not None:
             store.close()
-        self._loans.clear()
         self._keeper.stop()
         _pools.discard(self)
 

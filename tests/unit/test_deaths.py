@@ -23,7 +23,7 @@ from aioprefetch import (
 from tests import faulty, mortal
 from tests.faulty import BAD, DEATHS, Map
 from tests.outcomes import POLICIES, error_of, outcomes, tell, told
-from tests.processes import descendants, eventually
+from tests.processes import descendants, eventually, leftovers
 
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -232,6 +232,21 @@ async def test_workers_killed_at_random_are_replaced(method: str) -> None:
             if item % 80 == 40:
                 workers()[item % 2].kill()
     assert seen == list(range(400))
+
+
+@one_loop
+async def test_a_pool_whose_workers_die_again_and_again_does_not_grow() -> None:
+    async with Prefetcher(mortal.Sleeps(10**6, 0.001), num_proc=1) as p:
+        iterator = aiter(p)
+        held = []
+        for _ in range(12):
+            await anext(iterator)
+            held.append(len(leftovers().fds) + len(leftovers().threads))
+            pid = workers()[0].pid
+            workers()[0].kill()
+            while not workers() or workers()[0].pid == pid:
+                await anext(iterator)
+        assert max(held) <= held[0] + 4
 
 
 async def test_all_workers_killed_at_once(caplog: pytest.LogCaptureFixture) -> None:
