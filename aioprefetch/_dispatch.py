@@ -244,8 +244,20 @@ class Dispatcher:
     # Reports
 
     def settle(self, lane: Lane, report: Report) -> list[tuple[Request, Outcome]]:
-        """A worker's report: what is to be settled with what; feeds the worker again."""
+        """A worker's report: what is to be settled with what; feeds the worker again.
+
+        Raises
+        ------
+        RuntimeError
+            It reports what it was not given.
+        """
         post = self._posts[lane.number]
+        unknown = [ticket for ticket, _ in report.done if ticket not in post.held]
+        if unknown:
+            raise RuntimeError(
+                f"worker {lane.number} (pid {lane.pid}) reports tasks {unknown}, and holds "
+                f"{list(post.held)}"
+            )
         post.last_word = self._loop.time()
         post.silent = False
         settled = [(post.held.pop(ticket), outcome) for ticket, outcome in report.done]

@@ -226,7 +226,12 @@ class ProcessPool:
         if self.broken is not None:
             return
         self._loans.check()
-        settled = self._dispatch.settle(lane, report)
+        try:
+            settled = self._dispatch.settle(lane, report)
+        except RuntimeError as error:  # it is not to be believed any more
+            log.error("%s: it is killed", error)
+            lane.kill()
+            return
         if settled:
             self._restarts.progress()
         if not self._closing:

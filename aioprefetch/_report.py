@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ class Reporter:
         self._intake = intake
         self._page = page
         self._send = send
+        self._pid = os.getpid()
         self._done: list[Done] = []
         self._declined: list[int] = []
         self._seconds = 0.0
@@ -73,6 +75,8 @@ class Reporter:
             outcome = await worker.run(ticket, named, values, *again)
         except asyncio.CancelledError as error:  # by the user's function: here nobody else does
             outcome = worker.failed(named, values, error)
+        if os.getpid() != self._pid:  # a child that the user's function forked, and let return
+            os._exit(0)
         ended = time.perf_counter()
         self._put(ticket, outcome, ended, ended - began)
 

@@ -407,3 +407,23 @@ class WritesRubbish:
                     if stat.S_ISSOCK(os.fstat(fd).st_mode):
                         os.write(fd, self._rubbish)
         return item
+
+
+def fork_and_return(item: int) -> int:
+    """As one does who thinks that it is a program of his own."""
+    if item == 5:
+        os.fork()
+    return item
+
+
+class ClosesAll:
+    """Closes, once, every descriptor of its process but the standard ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = str(folder / "closed")
+
+    def __call__(self, item: int) -> int:
+        if item == 5 and not os.path.exists(self._file):
+            open(self._file, "w").close()
+            os.closerange(3, 256)
+        return item

@@ -201,6 +201,19 @@ async def all_killed_at_once(setting: Setting) -> None:
     assert seen == list(range(80))
 
 
+@scene(33)
+async def a_function_forks_and_its_child_returns(setting: Setting) -> None:
+    async with setting.prefetcher(mortal.Mapped(40, mortal.fork_and_return)) as p:
+        assert await all_of(p) == list(range(40))
+
+
+@scene(5)
+async def all_descriptors_are_closed_under_it(setting: Setting) -> None:
+    source = mortal.Mapped(20, mortal.ClosesAll(setting.folder))
+    async with setting.prefetcher(source) as p:
+        assert await all_of(p) == list(range(20))
+
+
 @scene(8)
 async def killed_again_and_again(setting: Setting) -> None:
     async with setting.prefetcher(mortal.Sleeps(10**6, 0.02)) as p:

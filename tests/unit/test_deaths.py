@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.forkserver
+import os
 import signal
 import time
 from contextlib import suppress
@@ -232,6 +234,19 @@ async def test_workers_killed_at_random_are_replaced(method: str) -> None:
             if item % 80 == 40:
                 workers()[item % 2].kill()
     assert seen == list(range(400))
+
+
+@one_loop
+async def test_the_fork_server_is_killed() -> None:
+    """It takes with it what the stdlib knows of the workers; another is started for the next."""
+    async with Prefetcher(mortal.Sleeps(80, 0.005), num_proc=2, retries=9) as p:
+        seen = []
+        async for item in p:
+            seen.append(item)
+            if item == 20:
+                server: Any = multiprocessing.forkserver
+                os.kill(server._forkserver._forkserver_pid, signal.SIGKILL)
+    assert seen == list(range(80))
 
 
 @one_loop
