@@ -252,18 +252,18 @@ class Dispatcher:
             It reports what it was not given.
         """
         post = self._posts[lane.number]
-        unknown = [ticket for ticket, _ in report.done if ticket not in post.held]
-        if unknown:
-            raise RuntimeError(
-                f"worker {lane.number} (pid {lane.pid}) reports tasks {unknown}, and holds "
-                f"{list(post.held)}"
-            )
         post.last_word = self._loop.time()
         post.silent = False
-        settled = [(post.held.pop(ticket), outcome) for ticket, outcome in report.done]
+        try:
+            settled = [(post.held.pop(ticket), outcome) for ticket, outcome in report.done]
+        except KeyError as error:
+            raise RuntimeError(
+                f"worker {lane.number} (pid {lane.pid}) reports task {error}, and holds "
+                f"{list(post.held)}"
+            ) from None
         for request, outcome in settled:
-            if request.stream is not None:
-                self._note(request.task, request.stream, outcome)
+            if request.task.stream != NO_STREAM:
+                self._note(request, outcome)
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
                 self._queue.appendleft(post.held.pop(ticket))
@@ -274,12 +274,14 @@ class Dispatcher:
             self._idle_timer = self._loop.call_later(STALE, self._look_idle)
         return settled
 
-    def _note(self, task: Task, stream: tuple[int, int], outcome: Outcome) -> None:
+    def _note(self, request: Request, outcome: Outcome) -> None:
         """How far a stream has come."""
+        assert request.stream is not None
         if isinstance(outcome, Ended) or (isinstance(outcome, Failed) and outcome.ends):
-            self._ended.add(stream)
+            self._ended.add(request.stream)
         else:
-            self._tracks.setdefault(stream, Track()).note(task, outcome.progress)
+            track = self._tracks.setdefault(request.stream, Track())
+            track.note(request.task, outcome.progress)
 
     def _look_idle(self) -> None:
         self._idle_timer = None
