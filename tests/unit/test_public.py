@@ -28,6 +28,7 @@ def python(*arguments: str, path: Path | None = None) -> str:
 
 
 def test_all_is_sorted_and_complete() -> None:
+    assert all(hasattr(aioprefetch, name) for name in dir(aioprefetch))
     public = [
         name
         for name, value in vars(aioprefetch).items()
@@ -54,6 +55,14 @@ def test_importing_it_imports_no_optional_library(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").touch()
     code = f"import aioprefetch, sys; print([n for n in {optional} if n in sys.modules])"
     assert python("-c", code, path=tmp_path) == "[]"
+
+
+def test_what_workers_import_does_not_bring_what_starts_them() -> None:
+    unwanted = ["anyio", "aioprefetch._pool"]
+    code = f"import aioprefetch._serve, sys; print([n for n in {unwanted} if n in sys.modules])"
+    assert python("-c", code) == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        aioprefetch.nothing  # noqa: B018
 
 
 def test_errors_form_one_tree() -> None:
