@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._memory import memory_file, punch, refuse_to_exhaust
+from ._memory import close_quietly, memory_file, punch, refuse_to_exhaust
 from ._page import Page
 from ._wire import LARGE, Segment
 
@@ -90,9 +90,8 @@ class Space:
 
     def close_fd(self) -> None:
         """The mapping stays; the descriptor has been handed over."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        close_quietly(fd)
 
     def array(self, block: Block) -> NDArray[np.uint8]:
         """The bytes of a block."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from . import _serve
 from ._arena import Reader, Space
 from ._lane import Lane
-from ._memory import Shipment
+from ._memory import Shipment, close_quietly
 from ._messages import Order
 from ._page import CLAIMS, InHand
 from ._payload import Store
@@ -68,7 +68,8 @@ class ChannelLane(Lane):
     def close_watched(self) -> None:
         super().close_watched()
         if self._ends is not None:
-            self._ends.sock.close()
+            with suppress(OSError):
+                self._ends.sock.close()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._ends is not None
@@ -155,15 +156,14 @@ class _ParentEnds:
         _parent_ends.add(self)
 
     def close_theirs(self) -> None:
-        self.theirs.close()
-        if self.deadman_theirs >= 0:
-            os.close(self.deadman_theirs)
-            self.deadman_theirs = -1
+        with suppress(OSError):
+            self.theirs.close()
+        fd, self.deadman_theirs = self.deadman_theirs, -1
+        close_quietly(fd)
 
     def close_deadman(self) -> None:
-        if self.deadman >= 0:
-            os.close(self.deadman)
-            self.deadman = -1
+        fd, self.deadman = self.deadman, -1
+        close_quietly(fd)
 
 
 def _leave_to_parent() -> None:

@@ -68,19 +68,16 @@ class Track:
     """How far one stream is known to have been read: what of it is reported without a gap."""
 
     def __init__(self) -> None:
-        self.progress: Progress | None = None
-        self._later: dict[int, Progress] = {}  # by the position where it began
+        self.progress: Progress | None = None  # the last that was told
+        self._position = 0  # up to which everything has been done
+        self._later: dict[int, tuple[int, Progress | None]] = {}  # by where it began
 
     def note(self, task: Task, progress: Progress | None) -> None:
-        """A task of the stream has been done."""
-        # What was cancelled knows only where it ended.
-        self._later[task.position] = progress or Progress(task.position + task.size)
-        while (next_ := self._later.pop(self._position, None)) is not None:
-            self.progress = next_
-
-    @property
-    def _position(self) -> int:
-        return 0 if self.progress is None else self.progress.position
+        """A task of the stream has been done, or given up, and then tells nothing."""
+        self._later[task.position] = task.position + task.size, progress
+        while self._position in self._later:
+            self._position, told = self._later.pop(self._position)
+            self.progress = told or self.progress
 
 
 class _Post:
@@ -178,13 +175,13 @@ class Dispatcher:
             queue.extend(kept)
 
     def halt(self) -> None:
-        """Send nothing more; any thread."""
+        """Send nothing more; any thread, and inside of any of these methods."""
         self._stopped = True
-        self._queue.clear()
 
     def stop(self) -> None:
-        """The same, and no timers."""
+        """The same on the loop, and no timers."""
         self.halt()
+        self._queue.clear()
         for timer in (self._timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -263,7 +260,7 @@ class Dispatcher:
             ) from None
         for request, outcome in settled:
             if request.task.stream != NO_STREAM:
-                self._note(request, outcome)
+                self.note(request, outcome)
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
                 self._queue.appendleft(post.held.pop(ticket))
@@ -274,9 +271,10 @@ class Dispatcher:
             self._idle_timer = self._loop.call_later(STALE, self._look_idle)
         return settled
 
-    def _note(self, request: Request, outcome: Outcome) -> None:
-        """How far a stream has come."""
-        assert request.stream is not None
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """How far a stream has come, if it is one."""
+        if request.stream is None or request.task.run in self._forgotten:
+            return
         if isinstance(outcome, Ended) or (isinstance(outcome, Failed) and outcome.ends):
             self._ended.add(request.stream)
         else:
@@ -310,10 +308,6 @@ class Dispatcher:
         """The workers that hold something, and since when each has said nothing."""
         posts = [post for post in self._posts if post.held and post.lane.usable]
         return [(post.lane, post.last_word) for post in posts]
-
-    def end_stream(self, stream: tuple[int, int]) -> None:
-        """A stream cannot go on."""
-        self._ended.add(stream)
 
     def take_ended(self, requests: list[Request]) -> list[Request]:
         """Those of streams that have ended, of requests to run again and of what waits."""

@@ -34,7 +34,7 @@ class Desk:
 class Job:
     """A task, its keys or items, and the places of its calls."""
 
-    __slots__ = ("again", "desk", "fetches", "progress", "task", "ticket", "values")
+    __slots__ = ("again", "desk", "fetches", "planned", "progress", "task", "ticket", "values")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Job:
         again: Again | None = None,
     ) -> None:
         self.desk = desk
+        self.planned = task.position  # by which the parent knows its items
         self.again = again
         self.progress: Progress | None = None  # of the stream that it was read from
         self.ticket = ticket
@@ -54,7 +55,8 @@ class Job:
 
     def item(self, offset: int) -> _Around:
         """Around the fetch and map of the item at ``offset``."""
-        return self._around_item(self.task.position + offset)
+        position = self.task.position + offset
+        return _Around(self, position, self._item_key(position), self.planned + offset)
 
     def reading(self, ordinal: int) -> _Around:
         """Around the reading of a stream's item."""
@@ -74,9 +76,6 @@ class Job:
         key = _seeds.key_of(self.desk.info.seed, domain, *place)
         return _Around(self, task.position, key, GROUP if domain == "group" else BATCH)
 
-    def _around_item(self, position: int) -> _Around:
-        return _Around(self, position, self._item_key(position))
-
     def _item_key(self, position: int) -> int:
         task, seed = self.task, self.desk.info.seed
         if task.stream == NO_STREAM:
@@ -91,8 +90,9 @@ class Job:
             return values
         kept = list(values)
         for position, error in self.again.lost.items():
-            offset = position - self.task.position
-            kept[offset] = Lost(unpack_error(error), self.key(offset))
+            offset = position - self.planned
+            if offset < len(kept):  # a stream's last batch may be shorter this time
+                kept[offset] = Lost(unpack_error(error), self.key(offset))
         return kept
 
     def key(self, offset: int) -> Any:
@@ -135,13 +135,13 @@ class _Around(Place):
 
     __slots__ = ("_item", "_page", "_record", "_seeds_globals", "_ticket", "_token")
 
-    def __init__(self, job: Job, position: int, key: int, item: int | None = None) -> None:
+    def __init__(self, job: Job, position: int, key: int, item: int) -> None:
         desk = job.desk
         Place.__init__(self, desk.info, job.task.epoch, position, key)
         self._page = desk.page
         self._seeds_globals = desk.seeds_globals
         self._ticket = job.ticket
-        self._item = position if item is None else item
+        self._item = item
 
     def __enter__(self) -> None:
         if self._page is not None:

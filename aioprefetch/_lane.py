@@ -155,15 +155,17 @@ class Lane:
         """
         if self.buried:
             return
-        self.exitcode = self._process.join()
-        self._close()
-        self.buried = True
         try:
-            if self._loop is None:
-                raise RuntimeError("never attached")
-            self._loop.call_soon_threadsafe(self._let_go)
-        except RuntimeError:  # no loop, or closed
-            self.close_watched()
+            self.exitcode = self._process.join()
+            self._close()
+        finally:  # whatever failed, others wait for this
+            self.buried = True
+            try:
+                if self._loop is None:
+                    raise RuntimeError("never attached")
+                self._loop.call_soon_threadsafe(self._let_go)
+            except RuntimeError:  # no loop, or closed
+                self.close_watched()
 
     def _close(self) -> None:
         """Close what the loop does not watch."""
@@ -251,12 +253,14 @@ class Lane:
             return
         try:
             message = _codec.decode(frame[:1])
-        except Exception:  # something else has written to its socket
-            log.warning("worker %d sent what is no message and is killed", self.number)
+            if type(message) is Report:
+                message = self._received(message, frame[1:])
+        except Exception:  # what it holds runs again, where it is not to be believed
+            log.exception("worker %d sent what is no message and is killed", self.number)
             self.kill()
             return
         if type(message) is Report:
-            self._events.lane_reports(self, self._received(message, frame[1:]))
+            self._events.lane_reports(self, message)
         elif type(message) is Hello:
             self.ready = True
             self._events.lane_ready(self, message.facts)

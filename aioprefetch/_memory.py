@@ -30,6 +30,13 @@ def memory_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
+def close_quietly(fd: int) -> None:
+    """Close a descriptor, if nobody else has."""
+    if fd >= 0:
+        with suppress(OSError):
+            os.close(fd)
+
+
 class Extent(NamedTuple):
     """Where a segment lies in a shipment."""
 
@@ -66,9 +73,8 @@ class Shipment:
         return extents
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        close_quietly(fd)
 
 
 def open_shipment(fd: int, extents: Sequence[Extent]) -> list[memoryview]:

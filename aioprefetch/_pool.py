@@ -158,7 +158,8 @@ class ProcessPool:
             lane.say(self._settled)
             self._dispatch.feed()
         self._facts = self._facts or facts
-        if all(lane.ready for lane in self._lanes) and not self._ready.done():
+        up = all(lane.ready and not lane.dead for lane in self._lanes)
+        if up and not self._ready.done():
             self._ready.set_result(None)
 
     def lane_refused(self, lane: Lane, refused: Refused) -> None:
@@ -187,7 +188,7 @@ class ProcessPool:
 
     @property
     def _started(self) -> bool:
-        return self._settled is not None
+        return self._ready.done()
 
     # Work
 
@@ -233,7 +234,7 @@ class ProcessPool:
             lane.kill()
             return
         if settled:
-            self._restarts.progress()
+            self._restarts.progress(len(settled))
         if not self._closing:
             for request, outcome in settled:
                 request.settle(outcome)
@@ -298,8 +299,7 @@ class ProcessPool:
             if failure is None:
                 again.append(request)
                 continue
-            if failure.ends and request.stream is not None:
-                self._dispatch.end_stream(request.stream)
+            self._dispatch.note(request, failure)
             request.settle(failure)
         ended = self._dispatch.take_ended(again)
         for request in ended:
@@ -309,6 +309,7 @@ class ProcessPool:
     def _break(self, death: BaseException, left: list[Request]) -> None:
         """Workers die one after another: everything that is not done fails, now and for good."""
         self.broken = _broken(death)
+        self._fail_start(self.broken)
         for lane in self._lanes:
             lane.kill()
         for request in left + self._dispatch.take_all():
@@ -353,9 +354,20 @@ class ProcessPool:
             self._dispatch.replace(lane)
             if self._closing or self.broken is not None:
                 lane.kill()
+            else:
+                self._loop.call_later(START_DEADLINE, self._give_up_start, lane)
         elif not self._closing and self.broken is None:
             self._lost(lane)
         self._check_closed()
+
+    def _give_up_start(self, lane: Lane) -> None:
+        """A worker that took a dead one's place has had its time to come up."""
+        if not (lane.ready or lane.dead or self._closing):
+            lane.refusal = WorkerStartError(
+                f"worker {lane.number} was not ready after {START_DEADLINE:.0f} s: loading the "
+                "source, or worker_init_fn, hangs or takes too long"
+            )
+            lane.kill()
 
     # Closing
 

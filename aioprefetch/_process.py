@@ -19,6 +19,8 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from ._memory import close_quietly
+
 _start_lock = threading.Lock()
 
 
@@ -47,9 +49,8 @@ class PidFd:
         signal.pidfd_send_signal(self._fd, number)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        close_quietly(fd)
 
     def __del__(self) -> None:
         self.close()

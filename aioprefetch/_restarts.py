@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 _WINDOW = 5.0  # seconds
+_WORTH = 3  # tasks a death, from which workers are worth their deaths
 _FIRST_DELAY = 0.02
 _LONGEST_DELAY = 1.0
 
@@ -12,9 +13,9 @@ _LONGEST_DELAY = 1.0
 class Restarts:
     """Says when a dead worker is replaced, and when it makes no more sense.
 
-    Deaths are a loop when they come faster than anyone could mean, or one after another
-    without a task being done in between. The first are forgiven at once, and later ones
-    of a row after a growing delay.
+    Deaths are a loop when they come one after another without a task being done in between,
+    or fast and with little done beside them. The first of a row are forgiven at once, later
+    ones after a growing delay; where much is done, many deaths only slow the next start.
 
     Parameters
     ----------
@@ -29,19 +30,24 @@ class Restarts:
         self._in_a_row = 2 * num_proc + 4 * (retries + 1)
         self._in_window = 10 + 5 * num_proc
         self._row = 0
-        self._deaths: deque[float] = deque()
+        self._done = 0  # tasks
+        self._deaths: deque[tuple[float, int]] = deque()  # when, and tasks done by then
 
-    def progress(self) -> None:
-        """A task has been done."""
+    def progress(self, tasks: int) -> None:
+        """Tasks have been done."""
         self._row = 0
+        self._done += tasks
 
     def delay(self, now: float) -> float | None:
         """A worker has died: seconds until it is replaced, or None to give up."""
         self._row += 1
-        self._deaths.append(now)
-        while self._deaths[0] < now - _WINDOW:
+        self._deaths.append((now, self._done))
+        while self._deaths[0][0] < now - _WINDOW:
             self._deaths.popleft()
-        if self._row > self._in_a_row or len(self._deaths) > self._in_window:
+        if self._row > self._in_a_row:
             return None
+        if len(self._deaths) > self._in_window:
+            done = self._done - self._deaths[0][1]
+            return _LONGEST_DELAY if done >= _WORTH * len(self._deaths) else None
         late = self._row - self._at_once
         return 0.0 if late <= 0 else min(_FIRST_DELAY * 2**late, _LONGEST_DELAY)

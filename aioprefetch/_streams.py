@@ -207,8 +207,11 @@ class Stream:
         self._end = End()
 
     async def close(self, call: Call) -> None:
-        if self._reading is not None:
-            await self._reading.close(call)
+        """Stop after the item that is being read, and close what was read."""
+        self._end = self._end or End()
+        async with self._lock:
+            if self._reading is not None:
+                await self._reading.close(call)
 
     async def _advance(self, position: int, call: Call, at: At) -> None:
         """Pass over what has been delivered."""

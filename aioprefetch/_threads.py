@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
+
+log = logging.getLogger("aioprefetch")
 
 _Calls = SimpleQueue[Callable[[], None] | None]
 
@@ -81,5 +84,8 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
 
 def _run(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
-        call()
+        try:
+            call()
+        except Exception:  # others wait for what comes after it
+            log.exception("a call on a thread of its own failed")
         del call  # what it holds must not live until the next

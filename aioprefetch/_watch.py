@@ -78,8 +78,8 @@ class Watch:
         return Hang(worst, f"took longer than task_timeout={self._timeout:g} s")
 
     def _is_stopped(self, lane: Lane, silent_since: float) -> Hang | None:
-        """Whether the worker was stopped before it began what it holds."""
-        if lane.in_hand() or self._loop.time() - silent_since < _BEGINS or not lane.is_stopped():
+        """Whether the worker was stopped where no limit of time would end it."""
+        if _timed(lane) or self._loop.time() - silent_since < _BEGINS or not lane.is_stopped():
             return None
         return Hang(None, "was stopped (SIGSTOP)")
 

@@ -133,6 +133,7 @@ class _Stop(Exception):
     def __init__(self, error: TaskError) -> None:
         self.error = error
         self.skipped = 0  # items that on_error had left out before
+        self.ends = False  # whether its stream ends with it
 
 
 class Worker:
@@ -267,7 +268,7 @@ class Worker:
                 return await self._run_stream(job)
             return await self._finish(job, await self._gather(job))
         except _Stop as stop:
-            return Failed(stop.error, skipped=stop.skipped, progress=job.progress)
+            return Failed(stop.error, stop.ends, stop.skipped, job.progress)
         except BaseException as error:  # asyncio's, where a function cancels its own task
             if was_cancelled(error):
                 raise
@@ -313,7 +314,10 @@ class Worker:
                     await self._call(start_epoch, self._source, job.task.epoch)
                     self._began = began
         except BaseException as error:
-            raise _stop(job, "iterate", error) from None
+            stop = _stop(job, "iterate", error)
+            if isinstance(stop, _Stop):
+                stop.ends = self._terms.split in ("shard", "worker")
+            raise stop from None
         finally:
             self._beginners -= 1
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +427,45 @@ class ClosesAll:
             open(self._file, "w").close()
             os.closerange(3, 256)
         return item
+
+
+class HangsSecond:
+    """An init function that does not come back in the second worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tries = Tries(folder, {})
+
+    def __call__(self, _: int) -> None:
+        self._tries(7)
+        if self._tries.made()[7] == 2:
+            time.sleep(1000)
+
+
+class SegfaultsAt:
+    """A function that crashes at the middle of every so many items."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def __call__(self, item: int) -> int:
+        if item % self._every == self._every // 2:
+            ctypes.string_at(0)
+        return item
+
+
+class ClosedFlow:
+    """An async generator that notes when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def closed(self) -> int:
+        return len(os.listdir(self._folder))
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        try:
+            for number in itertools.count():
+                await asyncio.sleep(0.02)
+                yield number
+        finally:
+            os.close(os.open(f"{self._folder}/{time.monotonic_ns()}", os.O_CREAT))

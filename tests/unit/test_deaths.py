@@ -21,7 +21,9 @@ from aioprefetch import (
     TaskTimeout,
     WorkerDied,
     WorkerStartError,
+    _pool,
 )
+from aioprefetch._lane import Lane
 from tests import faulty, mortal
 from tests.faulty import BAD, DEATHS, Map
 from tests.outcomes import POLICIES, error_of, outcomes, tell, told
@@ -259,7 +261,7 @@ async def test_a_pool_whose_workers_die_again_and_again_does_not_grow() -> None:
             held.append(len(leftovers().fds) + len(leftovers().threads))
             pid = workers()[0].pid
             workers()[0].kill()
-            while not workers() or workers()[0].pid == pid:
+            while not any(worker.pid != pid for worker in workers()):
                 await anext(iterator)
         assert max(held) <= held[0] + 4
 
@@ -448,6 +450,102 @@ async def test_waiting_for_data_is_no_hang(tmp_path: Path) -> None:
     flow = mortal.Slow(4, 0.5)
     p = Prefetcher(flow, num_proc=1, task_timeout=0.2, retries=0)
     assert await tell(p) == [0, 1, 2, 3]
+
+
+# Between the rules
+
+
+@one_loop
+async def test_a_successor_that_does_not_come_up_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pool, "START_DEADLINE", 1.5)
+    init = mortal.HangsSecond(tmp_path)
+    async with Prefetcher(mortal.Sleeps(40, 0.005), num_proc=1, worker_init_fn=init) as p:
+        iterator = aiter(p)
+        assert await anext(iterator) == 0
+        workers()[0].kill()
+        async with asyncio.timeout(20):
+            assert [item async for item in iterator] == list(range(1, 40))
+
+
+@one_loop
+async def test_a_worker_stopped_while_it_reads_is_replaced() -> None:
+    p = Prefetcher(mortal.Slow(20, 0.02), num_proc=1, split="worker", task_timeout=1.0)
+    seen = []
+    async with p, asyncio.timeout(20):
+        async for item in p:
+            seen.append(item)
+            if item == 5:
+                workers()[0].send_signal(signal.SIGSTOP)
+    assert seen == list(range(20))
+
+
+@one_loop
+async def test_a_replica_leaves_out_the_item_that_killed_it(tmp_path: Path) -> None:
+    tries = mortal.Tries(tmp_path, {13: 99}, mortal.same)
+    p = Prefetcher(
+        mortal.Flow(20, "plain"),
+        map_fn=tries,
+        split="replicate",
+        ordered=False,
+        num_proc=1,
+        batch_size=10,
+        collate_fn=list,
+        on_error="skip",
+        retries=0,
+    )
+    iterator = aiter(p)
+    batches = [await anext(iterator) for _ in range(3)]
+    await iterator.aclose()
+    assert sorted(map(len, batches)) == [9, 9, 10] or 9 in map(len, batches)
+    assert p.skipped >= 1
+
+
+@one_loop
+async def test_poison_here_and_there_does_not_break_the_run() -> None:
+    source = Map(1000, mortal.SegfaultsAt(100))
+    async with Prefetcher(source, num_proc=1, on_error="skip") as p:
+        assert await outcomes(p, 2000) == [item for item in range(1000) if item % 100 != 50]
+        assert p.skipped == 10
+
+
+@one_loop
+async def test_what_cannot_be_taken_in_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invariant that fails in the parent costs a worker, and no item."""
+    received, calls = Lane._received, []
+
+    def fail_once(lane: Any, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("sent again while it is lent")
+        return received(lane, *args)
+
+    monkeypatch.setattr(Lane, "_received", fail_once)
+    async with Prefetcher(mortal.Sleeps(60, 0.002), num_proc=2) as p:
+        assert await tell(p) == list(range(60))
+
+
+@one_loop
+async def test_tracks_of_streams_do_not_grow(tmp_path: Path) -> None:
+    tries = mortal.Tries(tmp_path, {13: 99}, mortal.same)
+    p = Prefetcher(mortal.Flow(400, "plain"), map_fn=tries, split="worker", retries=0)
+    async with p:
+        await tell(p)
+        for _ in range(5):
+            await anext(aiter(p))
+        dispatch = p._session._pool._dispatch  # type: ignore[union-attr]
+        assert all(not track._later for track in dispatch._tracks.values())
+        assert len(dispatch._tracks) <= 1
+
+
+async def test_an_async_stream_that_is_left_is_closed_in_its_worker(tmp_path: Path) -> None:
+    flow = mortal.ClosedFlow(tmp_path)
+    async with Prefetcher(flow, split="worker", num_proc=1) as p:
+        async for item in p:
+            if item == 3:
+                break
+        assert await eventually(lambda: flow.closed() == 1, 3)
 
 
 # Asked for by the environment
