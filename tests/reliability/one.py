@@ -75,7 +75,7 @@ class Consumer:
 
 def _works(process: psutil.Process) -> bool:
     """Whether it is a worker: not one that cleans up after them."""
-    return "tracker" not in " ".join(process.cmdline())
+    return "resource_tracker" not in " ".join(process.cmdline())
 
 
 def main(fault: str, name: str, folder: Path) -> None:
