@@ -268,7 +268,7 @@ class ProcessPool:
             self._lost_in_start(lane, death)
             return
         again = self._judge(lane, death)
-        delay = self._restarts.delay(self._loop.time())
+        delay = self._restarts.delay(self._loop.time(), came_up=lane.ready)
         if delay is None:
             self._break(lane.refusal or death, again)
             return

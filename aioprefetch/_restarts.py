@@ -30,6 +30,7 @@ class Restarts:
         self._in_a_row = 2 * num_proc + 4 * (retries + 1)
         self._in_window = 10 + 5 * num_proc
         self._row = 0
+        self._failed = 0  # starts one after another
         self._done = 0  # tasks
         self._deaths: deque[tuple[float, int]] = deque()  # when, and tasks done by then
 
@@ -38,14 +39,17 @@ class Restarts:
         self._row = 0
         self._done += tasks
 
-    def delay(self, now: float) -> float | None:
-        """A worker has died: seconds until it is replaced, or None to give up."""
+    def delay(self, now: float, *, came_up: bool) -> float | None:
+        """A worker has died, or did not come up: seconds until the next try, or None to give up."""
         self._row += 1
+        if self._row > self._in_a_row:
+            return None
+        self._failed = 0 if came_up else self._failed + 1
+        if not came_up:  # others may be at work meanwhile, and what it lacks may come back
+            return min(_FIRST_DELAY * 2.0**self._failed, _LONGEST_DELAY)
         self._deaths.append((now, self._done))
         while self._deaths[0][0] < now - _WINDOW:
             self._deaths.popleft()
-        if self._row > self._in_a_row:
-            return None
         if len(self._deaths) > self._in_window:
             done = self._done - self._deaths[0][1]
             return _LONGEST_DELAY if done >= _WORTH * len(self._deaths) else None

@@ -331,6 +331,24 @@ async def files_may_not_grow(setting: Setting) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@scene(23)
+async def no_thread_may_be_started_for_a_while(setting: Setting) -> None:
+    """A worker that dies meanwhile is replaced once it can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    async with setting.prefetcher(mortal.Sleeps(300, 0.005), retries=9) as p:
+        seen = []
+        async for item in p:
+            seen.append(item)
+            if item == 20:
+                resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+                with pytest.raises(RuntimeError, match="thread"):
+                    threading.Thread(target=print).start()
+                kill_one(0)
+            elif item == 100:
+                resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    assert seen == list(range(300))
+
+
 @scene(26)
 async def the_consumer_raises(setting: Setting) -> None:
     try:
