@@ -39,8 +39,13 @@ class PidFd:
     A loop may still watch it when both are dropped: then it is closed without a word.
     """
 
+    _fd = -1
+
     def __init__(self, pid: int) -> None:
-        self._fd = os.pidfd_open(pid)
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:  # dead, and collected by the executor or the fork server
+            self._fd = os.eventfd(1)
 
     def fileno(self) -> int:
         return self._fd

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 import aioprefetch
 from tests.faulty import BAD
+from tests.processes import send, workers
 
 
 def same(item: Any) -> Any:
@@ -264,11 +264,11 @@ def oom_score(_: Any) -> int:
         return int(file.read())
 
 
-async def kill_all_again_and_again(workers: Callable[[], list[psutil.Process]]) -> None:
+async def kill_all_again_and_again() -> None:
     while True:
         await asyncio.sleep(0.05)
         for worker in workers():
-            worker.kill()
+            send(worker)
 
 
 class Mapped:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,22 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
     own = {tracker._resource_tracker._pid, server._forkserver._forkserver_pid}
     below = psutil.Process(pid).children(recursive=True)
     return [process for process in below if process.pid not in own]
+
+
+def workers() -> list[psutil.Process]:
+    """The workers that are up, in the order of their start."""
+    up: list[tuple[float, int, psutil.Process]] = []
+    for process in descendants():
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                up.append((process.create_time(), process.pid, process))
+    return [process for _, _, process in sorted(up, key=lambda found: found[:2])]
+
+
+def send(worker: psutil.Process, number: int = signal.SIGKILL) -> None:
+    """Send a signal to it, unless it has died meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        worker.send_signal(number)
 
 
 def _describe(process: psutil.Process) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import pytest
 
 from aioprefetch import (
@@ -27,7 +26,7 @@ from aioprefetch import (
     WorkerStartError,
 )
 from tests import mortal
-from tests.processes import alive, descendants, eventually
+from tests.processes import alive, eventually, send, workers
 
 
 class Setting(NamedTuple):
@@ -66,18 +65,11 @@ def scene(number: int, *, blocks: bool = False) -> Callable[[Play], Play]:
     return enter
 
 
-def workers() -> list[psutil.Process]:
-    """The workers that are up, in the order of their start."""
-    found = [process for process in descendants() if process.status() != psutil.STATUS_ZOMBIE]
-    return sorted(found, key=lambda process: process.create_time())
-
-
 def kill_one(number: int) -> None:
     """Kill one of the workers that are up now."""
     there = workers()
     if there:
-        with suppress(psutil.NoSuchProcess):
-            there[number % len(there)].kill()
+        send(there[number % len(there)])
 
 
 async def all_of(p: Prefetcher) -> list[Any]:
@@ -130,7 +122,7 @@ def check_sums(batches: list[Any], count: int) -> None:
 async def killed_idle(setting: Setting) -> None:
     async with setting.prefetcher(range(20)) as p:
         await p.start()
-        workers()[0].kill()
+        send(workers()[0])
         assert await all_of(p) == list(range(20))
 
 
@@ -197,7 +189,7 @@ async def all_killed_at_once(setting: Setting) -> None:
             seen.append(item)
             if item in (20, 40):
                 for worker in workers():
-                    worker.kill()
+                    send(worker)
     assert seen == list(range(80))
 
 
@@ -219,7 +211,7 @@ async def killed_again_and_again(setting: Setting) -> None:
     async with setting.prefetcher(mortal.Sleeps(10**6, 0.02)) as p:
         iterator = aiter(p)
         await anext(iterator)
-        killing = asyncio.ensure_future(mortal.kill_all_again_and_again(workers))
+        killing = asyncio.ensure_future(mortal.kill_all_again_and_again())
         with pytest.raises(PoolBroken) as caught:
             await until_it_breaks(iterator)
         assert isinstance(caught.value.__cause__, (WorkerDied, WorkerStartError))
@@ -233,7 +225,7 @@ async def killed_again_and_again(setting: Setting) -> None:
 async def stopped_idle(setting: Setting) -> None:
     async with setting.prefetcher(range(40)) as p:
         await p.start()
-        workers()[0].send_signal(signal.SIGSTOP)
+        send(workers()[0], signal.SIGSTOP)
         assert await all_of(p) == list(range(40))
 
 
@@ -245,10 +237,9 @@ async def stopped_executing_and_continued(setting: Setting) -> None:
             batches.append(batch)
             if len(batches) == 20:
                 stopped = workers()[0]
-                stopped.send_signal(signal.SIGSTOP)
+                send(stopped, signal.SIGSTOP)
             if len(batches) == 50:
-                with suppress(psutil.NoSuchProcess):
-                    stopped.send_signal(signal.SIGCONT)
+                send(stopped, signal.SIGCONT)
     check_sums(batches, 60)
 
 
@@ -494,9 +485,8 @@ async def a_subprocess_is_left(setting: Setting) -> None:
         pids = await all_of(p)
         workers_then = workers()
         for worker in workers_then:
-            with suppress(psutil.NoSuchProcess):
-                if worker.pid not in pids:
-                    worker.kill()
+            if worker.pid not in pids:
+                send(worker)
         assert await eventually(lambda: not any(map(alive, pids)), 3)
 
 

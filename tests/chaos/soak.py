@@ -16,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +23,7 @@ import numpy as np
 import psutil
 
 from aioprefetch import Prefetcher
-from tests.chaos.scenes import workers
-from tests.processes import eventually, leftovers
+from tests.processes import eventually, leftovers, send, workers
 
 LENGTH = 5_000  # items an epoch
 BATCH = 4
@@ -134,9 +132,8 @@ async def break_things(tally: Tally, dice: random.Random) -> None:
         there = workers()
         if there:
             name = dice.choice(list(FAULTS))
-            with suppress(psutil.NoSuchProcess):
-                dice.choice(there).send_signal(FAULTS[name])
-                tally.faults[name] += 1
+            send(dice.choice(there), FAULTS[name])
+            tally.faults[name] += 1
 
 
 async def beat(tally: Tally) -> None:

@@ -8,15 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aioprefetch import Prefetcher, TaskError
-from tests.chaos.scenes import workers
 from tests.helpers import LOOPS, run
 from tests.mortal import Uneven
+from tests.processes import send, workers
 
 LENGTH = 40
 STEPS = (
@@ -95,8 +94,7 @@ class Play:
         signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
         there = workers()
         if there:
-            with suppress(psutil.NoSuchProcess):
-                there[number % len(there)].send_signal(signals[how])
+            send(there[number % len(there)], signals[how])
 
 
 async def outcome_of(iterator: Any) -> Any:

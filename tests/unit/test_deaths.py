@@ -6,12 +6,14 @@ import asyncio
 import multiprocessing.forkserver
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from aioprefetch import (
@@ -24,16 +26,23 @@ from aioprefetch import (
     _pool,
 )
 from aioprefetch._lane import Lane
+from aioprefetch._process import PidFd
 from tests import faulty, mortal
 from tests.faulty import BAD, DEATHS, Map
 from tests.outcomes import POLICIES, error_of, outcomes, tell, told
-from tests.processes import descendants, eventually, leftovers
+from tests.processes import eventually, leftovers, send, workers
 
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 
-def workers() -> list[psutil.Process]:
-    return [process for process in descendants() if process.status() != psutil.STATUS_ZOMBIE]
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no pidfds")
+def test_a_process_that_nobody_saw_die_is_dead_from_the_first() -> None:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    pidfd = PidFd(done.pid)
+    assert wait([pidfd.fileno()], 5)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pidfd.send_signal(signal.SIGKILL)
 
 
 # One item that kills
@@ -234,7 +243,7 @@ async def test_workers_killed_at_random_are_replaced(method: str) -> None:
         async for item in p:
             seen.append(item)
             if item % 80 == 40:
-                workers()[item % 2].kill()
+                send(workers()[item % 2])
     assert seen == list(range(400))
 
 
@@ -260,7 +269,7 @@ async def test_a_pool_whose_workers_die_again_and_again_does_not_grow() -> None:
             await anext(iterator)
             held.append(len(leftovers().fds) + len(leftovers().threads))
             pid = workers()[0].pid
-            workers()[0].kill()
+            send(workers()[0])
             while not any(worker.pid != pid for worker in workers()):
                 await anext(iterator)
         assert max(held) <= held[0] + 4
@@ -273,7 +282,7 @@ async def test_all_workers_killed_at_once(caplog: pytest.LogCaptureFixture) -> N
             seen.append(item)
             if item == 20:
                 for worker in workers():
-                    worker.kill()
+                    send(worker)
     assert seen == list(range(60))
     assert sum("another takes its place" in record.message for record in caplog.records) == 3
 
@@ -284,7 +293,7 @@ async def test_an_idle_worker_that_is_killed_is_replaced_with_one_warning(
     async with Prefetcher(range(10), num_proc=2) as p:
         await p.start()
         first = {worker.pid for worker in workers()}
-        workers()[0].kill()
+        send(workers()[0])
         began = time.monotonic()
         assert await eventually(lambda: caplog.records, 2)
         assert time.monotonic() - began < 0.15
@@ -302,7 +311,7 @@ async def test_results_that_were_finished_are_not_made_again(tmp_path: Path) -> 
         iterator = aiter(p)
         first = await anext(iterator)
         mortal.block(0.3)
-        workers()[0].kill()
+        send(workers()[0])
         mortal.block(0.1)
         rest = [item async for item in iterator]
     assert [first, *rest] == list(range(6))
@@ -325,13 +334,13 @@ async def test_a_crash_loop_is_pool_broken_and_prompt() -> None:
     """Whatever comes up is killed, every 50 ms."""
     async with Prefetcher(mortal.Sleeps(10**6, 0.01), num_proc=2, num_prefetch=2) as p:
         iterator = aiter(p)
-        killing = asyncio.create_task(mortal.kill_all_again_and_again(workers))
+        killing = asyncio.create_task(mortal.kill_all_again_and_again())
         with pytest.raises(PoolBroken) as caught:
             await until_it_breaks(iterator)
         killing.cancel()
         assert isinstance(caught.value.__cause__, WorkerDied)
         with pytest.raises(PoolBroken):
-            await anext(iterator)
+            await until_it_breaks(iterator)
     assert await eventually(lambda: not workers(), 2)
 
 
@@ -344,7 +353,7 @@ async def test_workers_that_cannot_come_up_again_are_pool_broken(tmp_path: Path)
         iterator = aiter(p)
         await anext(iterator)
         for worker in workers():
-            worker.kill()
+            send(worker)
         with pytest.raises(PoolBroken, match="enough") as caught:
             await until_it_breaks(iterator)
         assert isinstance(caught.value.__cause__, WorkerStartError)
@@ -373,7 +382,7 @@ async def test_closing_while_a_worker_is_replaced(tmp_path: Path) -> None:
     for delay in (0.0, 0.01, 0.05, 0.1):
         p = Prefetcher(mortal.Sleeps(100, 0.01), num_proc=2)
         await p.start()
-        workers()[0].kill()
+        send(workers()[0])
         await asyncio.sleep(delay)
         began = time.monotonic()
         await p.aclose()
@@ -440,7 +449,7 @@ async def test_a_blocked_loop_is_no_hang() -> None:
 async def test_a_stopped_idle_worker_is_replaced_at_its_first_task() -> None:
     async with Prefetcher(range(40), num_proc=2) as p:
         await p.start()
-        workers()[0].send_signal(signal.SIGSTOP)
+        send(workers()[0], signal.SIGSTOP)
         began = time.monotonic()
         assert [item async for item in p] == list(range(40))
         assert time.monotonic() - began < 3
@@ -464,7 +473,7 @@ async def test_a_successor_that_does_not_come_up_is_given_up(
     async with Prefetcher(mortal.Sleeps(40, 0.005), num_proc=1, worker_init_fn=init) as p:
         iterator = aiter(p)
         assert await anext(iterator) == 0
-        workers()[0].kill()
+        send(workers()[0])
         async with asyncio.timeout(20):
             assert [item async for item in iterator] == list(range(1, 40))
 
@@ -477,7 +486,7 @@ async def test_a_worker_stopped_while_it_reads_is_replaced() -> None:
         async for item in p:
             seen.append(item)
             if item == 5:
-                workers()[0].send_signal(signal.SIGSTOP)
+                send(workers()[0], signal.SIGSTOP)
     assert seen == list(range(20))
 
 
