@@ -11,8 +11,10 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from . import _seeds
+from ._delivered import TAILS, Share, Tail
 from ._memory import SOME_MEMORY, total
-from ._source import SPLITS, Facts, Split, choose_split, describe, length_of
+from ._source import SPLITS, Facts, Split, choose_split, describe, is_async_function, length_of
+from ._state import Layout
 from ._worker import Program, Terms, is_async_program
 
 _SHARE = 4  # the window may take a quarter of the memory that this process may
@@ -37,8 +39,12 @@ class Config:
     sampler: Any = None
     batch_sampler: Any = None
     seed: int | None = 0
+    epochs: int | None = 1
     split: Split | None = None
     num_shards: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    tail: Tail = "exact"
     num_proc: int = 1
     mp_context: str | BaseContext | None = None
     worker_init_fn: Callable[..., Any] | None = None
@@ -47,6 +53,7 @@ class Config:
     num_prefetch: int | None = None
     max_bytes: int | None = None
     ordered: bool = True
+    transfer: Callable[[Any], Any] | None = None
     on_error: Any = "raise"
     retries: int = 2
     task_timeout: float | None = None
@@ -56,6 +63,7 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "facts", describe(self.source))
         self._check_numbers()
+        self._check_hosts()
         self._check_functions()
         self._check_batching()
         self._check_source()
@@ -71,7 +79,14 @@ class Config:
         _at_least("num_proc", self.num_proc, 0)
         _at_least("concurrency", self.concurrency, 1)
         _at_least("retries", self.retries, 0)
-        for name in ("batch_size", "num_prefetch", "max_bytes", "worker_threads", "num_shards"):
+        for name in (
+            "batch_size",
+            "epochs",
+            "num_prefetch",
+            "max_bytes",
+            "worker_threads",
+            "num_shards",
+        ):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.seed is not None:
@@ -91,11 +106,26 @@ class Config:
                 "a thread cannot be ended"
             )
 
+    def _check_hosts(self) -> None:
+        _at_least("world_size", self.world_size, 1)
+        _at_least("rank", self.rank, 0)
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"rank must be below world_size={self.world_size}, from 0 on, not {self.rank}"
+            )
+        if self.tail not in TAILS:
+            raise ValueError(f"tail must be one of {', '.join(TAILS)}, not {self.tail!r}")
+
     def _check_functions(self) -> None:
-        for name in ("map_fn", "collate_fn", "worker_init_fn"):
+        for name in ("map_fn", "collate_fn", "worker_init_fn", "transfer"):
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, not {function!r}")
+        if is_async_function(self.transfer):
+            raise TypeError(
+                "transfer runs on a thread of its own, off the event loop, and cannot be async: "
+                "give a plain function"
+            )
         if self.on_error not in ("raise", "skip") and not callable(self.on_error):
             raise ValueError(
                 f"on_error must be 'raise', 'skip' or a function of a TaskError, "
@@ -135,6 +165,11 @@ class Config:
                     f"{name} needs a map-style source (__getitem__ and __len__), and "
                     f"{facts.name} is iterable: order its items in its __iter__"
                 )
+        if self.tail != "exact" and self.split_of(facts) != "parent":
+            raise ValueError(
+                f"tail={self.tail!r} evens out the items of hosts, and {facts.name} is read as "
+                "streams of unknown length: only tail='exact' holds there"
+            )
         if self.split is None and facts.length is not None:
             self._warn_of_repeats(self.split_of(facts), facts)
         self.split_of(facts)
@@ -218,7 +253,7 @@ class Config:
             self.worker_init_fn,
         )
 
-    def terms(self, split: Split | None, seed: int) -> Terms:
+    def terms(self, split: Split | None, seed: int, origin: tuple[int, ...] = ()) -> Terms:
         """How workers are to run it."""
         facts = replace(self.facts, is_async=False) if split == "parent" else self.facts
         return Terms(
@@ -230,20 +265,38 @@ class Config:
             is_async=is_async_program(self.program(split), facts),
             in_process=self.num_proc == 0,
             split=split,
+            share=self.share,
+            origin=origin,
         )
+
+    @property
+    def share(self) -> Share:
+        """What this host takes of the plan."""
+        return Share(self.rank, self.world_size, self.tail)
 
     @property
     def is_batched(self) -> bool:
         return self.batch_size is not None or self.batch_sampler is not None
 
     def num_streams(self, facts: Facts, split: Split) -> int:
-        """Into how many streams an iterable source is split."""
-        workers = max(1, self.num_proc)
+        """Into how many streams all hosts together split an iterable source."""
+        workers = max(1, self.num_proc) * self.world_size
         if split == "parent":
             return 1
         if split == "shard":
             return self.num_shards or min(facts.num_shards or workers, workers)
         return workers
+
+    def layout(self, facts: Facts, split: Split | None, num_streams: int | None) -> Layout:
+        """What positions of the plan mean."""
+        if self.batch_sampler is not None:
+            return Layout("batch_sampler", keys_length(self, None))
+        if self.sampler is not None:
+            return Layout("sampler", keys_length(self, None))
+        if facts.kind == "map":
+            return Layout("index", facts.length, self.shuffle)
+        keeps = num_streams if split in ("shard", "worker") else None
+        return Layout(split, facts.length, num_streams=keeps)
 
     def hold(self, *, is_async: bool) -> int:
         """Tasks that a worker holds: what it runs, and one more for a blocked loop."""

@@ -11,14 +11,15 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ._arena import STALE
 from ._errors import TaskError
 from ._exceptions import pack_error
 from ._lane import Lane
-from ._messages import NO_STREAM, Again, Ended, Failed, Outcome, Progress, Report, Task
+from ._messages import NO_STREAM, Again, Ended, Failed, Outcome, Progress, Report
 from ._page import CLAIMS
-from ._payload import Payload
+from ._plan import Planned
 
 CHUNK_SECONDS = 0.001  # of work that one message carries; 0 sends each task alone
 PATIENCE = 0.005  # seconds after a worker's last word
@@ -28,11 +29,23 @@ _GROWTH = 1.25  # of the time that a task is taken for, from one report to the n
 class Request:
     """The future of one task: made by the window, settled once by the pool."""
 
-    __slots__ = ("_settled", "charges", "lost", "outcome", "payload", "singly", "task")
+    __slots__ = (
+        "_settled",
+        "charges",
+        "lost",
+        "outcome",
+        "payload",
+        "planned",
+        "ready",
+        "singly",
+        "task",
+    )
 
-    def __init__(self, task: Task, payload: Payload, settled: Callable[[Request], None]) -> None:
-        self.task = task
-        self.payload = payload
+    def __init__(self, planned: Planned, settled: Callable[[Request], None]) -> None:
+        self.planned = planned
+        self.task = planned.task
+        self.payload = planned.payload
+        self.ready: asyncio.Future[Any] | None = None  # the batch, transferred
         self.outcome: Outcome | None = None
         self.charges: dict[int, int] | None = None  # deaths, by the position in hand
         self.lost: dict[int, TaskError] | None = None  # items given up, by position
@@ -51,30 +64,36 @@ class Request:
         task = self.task
         return None if task.stream == NO_STREAM else (task.run, task.stream)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """What of its stream it asks for."""
+        assert self.planned.span is not None
+        return self.planned.span
+
     def item_keys(self) -> Sequence[object]:
         """What names its items: their keys, or their ordinals where they have none."""
         task = self.task
         if task.fetches:
             keys: Sequence[object] = self.payload.open()
             return keys
-        return range(task.position, task.position + task.size)
+        return [task.place(offset) for offset in range(task.size)]
 
     def key_at(self, position: int) -> object:
-        """What names the item at a position of the plan."""
-        return self.item_keys()[position - self.task.position] if self.task.fetches else position
+        """What names the item that a worker noted as being at a position."""
+        return self.item_keys()[position - self.task.position]
 
 
 class Track:
     """How far one stream is known to have been read: what of it is reported without a gap."""
 
-    def __init__(self) -> None:
-        self.progress: Progress | None = None  # the last that was told
-        self._position = 0  # up to which everything has been done
+    def __init__(self, start: int, progress: Progress | None) -> None:
+        self.progress = progress  # the last that was told
+        self._position = start  # up to which everything has been done
         self._later: dict[int, tuple[int, Progress | None]] = {}  # by where it began
 
-    def note(self, task: Task, progress: Progress | None) -> None:
+    def note(self, span: tuple[int, int], progress: Progress | None) -> None:
         """A task of the stream has been done, or given up, and then tells nothing."""
-        self._later[task.position] = task.position + task.size, progress
+        self._later[span[0]] = span[1], progress
         while self._position in self._later:
             self._position, told = self._later.pop(self._position)
             self.progress = told or self.progress
@@ -155,10 +174,13 @@ class Dispatcher:
 
     def put(self, request: Request) -> None:
         """Queue a request; `feed` sends it."""
-        if request.task.stream == NO_STREAM:
+        if request.stream is None:
             self._queue.append(request)
-        else:
-            self._post_of(request).pinned.append(request)
+            return
+        if request.stream not in self._tracks:
+            start, _ = request.span
+            self._tracks[request.stream] = Track(start, request.planned.resume)
+        self._post_of(request).pinned.append(request)
 
     def _post_of(self, request: Request) -> _Post:
         return self._posts[request.task.stream % len(self._posts)]
@@ -168,6 +190,8 @@ class Dispatcher:
         for key in [key for key in self._tracks if key[0] == run]:
             del self._tracks[key]
         self._ended = {key for key in self._ended if key[0] != run}
+        for post in self._posts:
+            post.resumed = {key for key in post.resumed if key[0] != run}
         self._forgotten.add(run)
         for queue in (self._queue, *(post.pinned for post in self._posts)):
             kept = [request for request in queue if request.task.run != run]
@@ -230,7 +254,7 @@ class Dispatcher:
     def _again(self, post: _Post, request: Request) -> Again | None:
         """What a worker has to know of a task that is not new."""
         stream, resume = request.stream, None
-        if stream is not None and post.lane.incarnation and stream not in post.resumed:
+        if stream is not None and stream not in post.resumed:
             post.resumed.add(stream)
             resume = self._tracks[stream].progress if stream in self._tracks else None
         if resume is None and not request.lost and not request.singly:
@@ -278,8 +302,7 @@ class Dispatcher:
         if isinstance(outcome, Ended) or (isinstance(outcome, Failed) and outcome.ends):
             self._ended.add(request.stream)
         else:
-            track = self._tracks.setdefault(request.stream, Track())
-            track.note(request.task, outcome.progress)
+            self._tracks[request.stream].note(request.span, outcome.progress)
 
     def _look_idle(self) -> None:
         self._idle_timer = None

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any, Literal
 
-Stage = Literal["iterate", "fetch", "map", "collate", "result", "on_error"]
+Stage = Literal["iterate", "fetch", "map", "collate", "result", "transfer", "on_error"]
 
 _SHOWN = 60  # characters of a key that an error message shows
 
@@ -58,7 +58,7 @@ class TaskError(PrefetchError):
     worker
         Id of the worker that ran it, or None.
     stage
-        "iterate", "fetch", "map", "collate", "result" or "on_error".
+        "iterate", "fetch", "map", "collate", "result", "transfer" or "on_error".
     """
 
     def __init__(

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Values
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._errors import TaskError, describe_error
-from ._messages import NO_STREAM, Task
+from ._messages import NO_STREAM, Progress, Task
 from ._payload import Payload
 from ._plan import Pass, Planned
-from ._source import is_async_iterable, start_epoch, was_cancelled
-from ._streams import Call, End, Reading
+from ._reading import Call, End, Sequence
+from ._record import Record
+from ._source import is_async_iterable, start_epoch
 from ._threads import Helper
 from ._worker import call_async, call_sync, drive
 
-Pack = Callable[[Sequence[Any]], Payload]
+Pack = Callable[[Values[Any]], Payload]
 Store = Callable[[Payload], Payload]
 
 _MUCH = 1 << 18  # bytes whose copying is not for the loop
@@ -54,6 +56,7 @@ class Feed:
     def __init__(
         self,
         pass_: Pass,
+        record: Record,
         iterable: Any,
         *,
         batch_size: int | None,
@@ -64,6 +67,8 @@ class Feed:
         store: Store,
         helper: Helper,
     ) -> None:
+        self.record = record
+        self.seq = record.settled
         self._pass = pass_
         self._iterable = iterable
         self._size = batch_size or 1
@@ -75,17 +80,20 @@ class Feed:
         self._helper = helper
         self.notify: Callable[[], None] = lambda: None
         self._is_async = is_async_iterable(iterable)
-        self._reading: Reading | None = None
+        self._values = _OwnValues(self._begin, _name(iterable), record, grouped=grouped)
+        self._ordinal = record.whole.delivered.begun
         self._tasks: deque[Planned] = deque()
         self._room = 0
-        self._seq = 0
-        self._position = 0
         self._ended = False
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
         self._arrived: deque[Planned | None] = deque()
         self._announced = False
         self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def run(self) -> int:
+        return self._pass.run
 
     @property
     def exhausted(self) -> bool:
@@ -118,13 +126,9 @@ class Feed:
         if self._reader is not None:
             await asyncio.wait([self._reader])
         if self._is_async:
-            await self._close(call_async)
+            await self._values.close(call_async)
         else:
-            await self._helper.call(lambda: drive(self._close(call_sync)))
-
-    async def _close(self, call: Call) -> None:
-        if self._reading is not None:
-            await self._reading.close(call)
+            await self._helper.call(lambda: drive(self._values.close(call_sync)))
 
     async def _read(self) -> None:
         try:
@@ -140,12 +144,16 @@ class Feed:
         else:
             await self._helper.call(lambda: drive(self._batches(room, call_sync)))
 
+    def _begin(self) -> Any:
+        start_epoch(self._iterable, self._pass.epoch)
+        return self._iterable
+
     async def _batches(self, room: int, call: Call) -> None:
         """Read up to ``room`` tasks, each handed over before the next is read."""
         while room > 0 and not self._cancelled:
             values, end = await self._batch(call)
             if values and (end is None or not self._drop_last or self._grouped):
-                self._hand_over(await self._planned(values))
+                self._hand_over(await self._planned(values, call))
                 room -= 1
             if end is not None:
                 if end.error is not None:
@@ -173,55 +181,155 @@ class Feed:
                 self._room -= 1
         self.notify()  # which takes them, and may want more
 
-    async def _batch(self, call: Call) -> tuple[Sequence[Any], End | None]:
+    async def _batch(self, call: Call) -> tuple[list[_Value], End | None]:
         """The values of the next task; fewer, and why, at the end."""
-        values: list[Any] = []
-        try:
-            reading = self._reading or await self._open(call)
-            while len(values) < self._size:
-                taken = await reading.take(call)
-                if taken is None:
-                    return values, reading.end
-                if self._grouped:
-                    return list(taken[0]), None
-                values.append(taken[0])
-        except BaseException as error:  # of set_epoch(), iter(), or of a batch that is no list
-            if was_cancelled(error):
-                raise
-            return values, End(error)
+        values: list[_Value] = []
+        while len(values) < self._size:
+            value = await self._values.take(call)
+            if value is None:
+                return values, self._values.end
+            values.append(value)
         return values, None
 
-    async def _open(self, call: Call) -> Reading:
-        await call(start_epoch, self._iterable, self._pass.epoch)
-        self._reading = Reading(self._iterable)
-        return self._reading
-
-    async def _planned(self, values: Sequence[Any]) -> Planned:
-        task = self._task(len(values))
-        self._seq += 1
-        self._position += len(values)
-        payload = self._pack(values)
-        if self._fetches:
-            return Planned(task, payload)
-        if self._is_async and payload.nbytes >= _MUCH:
-            return Planned(task, await self._helper.call(self._store, payload))
-        return Planned(task, self._store(payload))
-
-    def _task(self, size: int) -> Task:
+    async def _planned(self, taken: list[_Value], call: Call) -> Planned:
+        first, last = taken[0], taken[-1]
+        values: Values[Any] = [value.value for value in taken]
+        places = [value.position for value in taken]
+        size = len(values)
+        if self._grouped:
+            try:
+                values = list(first.value)
+            except BaseException as error:
+                return self._failed(error)
+            size = len(values)
+        elif places[-1] - places[0] < size:
+            places = []
         run, epoch, _ = self._pass
-        return Task(run, epoch, self._seq, self._position, size, NO_STREAM, self._fetches)
+        apart = tuple(places) if places and not self._grouped else None
+        task = Task(run, epoch, self.seq, first.position, size, NO_STREAM, self._fetches, apart)
+        span = self._ordinal, last.ordinal + 1
+        self.seq, self._ordinal = self.seq + 1, span[1]
+        progress = await self._values.progress(call)
+        payload = self._pack(values)
+        if not self._fetches:
+            if self._is_async and payload.nbytes >= _MUCH:
+                payload = await self._helper.call(self._store, payload)
+            else:
+                payload = self._store(payload)
+        return Planned(task, payload, span=span, progress=progress)
 
     def _failed(self, cause: BaseException) -> Planned:
-        task = self._task(0)
-        name = getattr(self._iterable, "__qualname__", type(self._iterable).__qualname__)
+        run, epoch, _ = self._pass
+        position = self._values.position
+        task = Task(run, epoch, self.seq, position, 0, NO_STREAM, self._fetches)
         error = TaskError(
-            f"reading {name} failed at item {self._position}: {describe_error(cause)} "
+            f"reading {_name(self._iterable)} failed at item {position}: {describe_error(cause)} "
             f"(batch {task.seq}, epoch {task.epoch}, this process)",
-            index=self._position,
+            index=position,
             seq=task.seq,
             epoch=task.epoch,
             stage="iterate",
         )
         error.__cause__ = cause
-        self._seq += 1
+        self.seq += 1
         return Planned(task, error=error)
+
+
+def _name(iterable: Any) -> str:
+    name: str = getattr(iterable, "__qualname__", type(iterable).__qualname__)
+    return name
+
+
+class _Value(NamedTuple):
+    """What was read, and its place."""
+
+    value: Any
+    ordinal: int  # among this host's
+    position: int  # of its first item in the plan
+
+
+class _OwnValues:
+    """This host's share of what is read, but for what has been delivered of it."""
+
+    def __init__(
+        self, begin: Callable[[], Any], name: str, record: Record, *, grouped: bool
+    ) -> None:
+        resume = record.whole.progress
+        self._share = record.share
+        pads = self._share.tail == "pad"
+        self._sequence = Sequence(begin, name, resume=resume, rereads=pads)
+        self._delivered = record.whole.delivered
+        self._grouped = grouped
+        by_state = resume is not None and resume.state is not None and not pads
+        self._items = (resume.items or 0) if by_state and resume is not None else 0
+        self._head: list[Any] = []  # of all values, to fill the last round with
+        self._padded = False
+
+    @property
+    def end(self) -> End | None:
+        return self._sequence.end
+
+    @property
+    def position(self) -> int:
+        """Of the next item of all."""
+        return self._items if self._grouped else self._sequence.given
+
+    async def take(self, call: Call) -> _Value | None:
+        """The next of this host's; None at the end."""
+        rank, world_size, tail = self._share
+        while True:
+            position = self.position
+            taken = await self._sequence.take(call)
+            if taken is None:
+                return self._padding()
+            ordinal, owner = divmod(self._sequence.given - 1, world_size)
+            if self._grouped:
+                self._items += _length(taken[0])
+            if tail == "pad" and len(self._head) < world_size:
+                self._head.append(taken[0])
+            if owner != rank or self._delivered.was_loaded(ordinal):
+                continue
+            if tail == "drop" and not await self._round_is_whole(call):
+                return None
+            return _Value(taken[0], ordinal, position)
+
+    async def progress(self, call: Call) -> Progress | None:
+        """How far all that was taken has been read."""
+        progress = await self._sequence.progress(call)
+        if progress is None or not self._grouped:
+            return progress
+        return progress._replace(items=self._items)
+
+    async def close(self, call: Call) -> None:
+        await self._sequence.close(call)
+
+    async def _round_is_whole(self, call: Call) -> bool:
+        """Read on to the end of the round, each host having its value of it."""
+        while self._sequence.given % self._share.world_size:
+            taken = await self._sequence.take(call)
+            if taken is None:
+                return False
+            if self._grouped:
+                self._items += _length(taken[0])
+        return True
+
+    def _padding(self) -> _Value | None:
+        """At the end: the first values again, to fill the round."""
+        rank, world_size, tail = self._share
+        given, end = self._sequence.given, self._sequence.end
+        ordinal, filled = divmod(given, world_size)
+        if tail != "pad" or self._padded or not 0 < filled <= rank or end != End():
+            return None
+        self._padded = True
+        if self._delivered.was_loaded(ordinal):
+            return None
+        value = self._head[(ordinal * world_size + rank) % given]
+        position = self._items if self._grouped else ordinal * world_size + rank
+        return _Value(value, ordinal, position)
+
+
+def _length(keys: Any) -> int:
+    try:
+        return len(keys)
+    except TypeError:  # it is found out to be no list where it is used
+        return 0

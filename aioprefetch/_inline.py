@@ -18,7 +18,7 @@ import numpy as np
 
 from ._dispatch import Request
 from ._errors import PoolBroken, WorkerStartError, describe_error
-from ._messages import Outcome
+from ._messages import Again, Outcome
 from ._payload import Live, Payload
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
@@ -156,9 +156,10 @@ class InlinePool:
             self._active -= 1
 
     async def _run(self, request: Request) -> None:
-        values = request.payload.open()
+        values, resume = request.payload.open(), request.planned.resume
+        again = None if resume is None else Again({}, False, resume)
         try:
-            outcome: Outcome = await self._do(self._worker.run(1, request.task, values))
+            outcome: Outcome = await self._do(self._worker.run(1, request.task, values, again))
         except asyncio.CancelledError as error:  # by the loop's end, or by the user's function
             self._settle(request, self._worker.failed(request.task, values, error))
             raise

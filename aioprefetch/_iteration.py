@@ -1,6 +1,6 @@
-"""One pass over the data, and the place where a Prefetcher stands between them.
+"""One iteration, over one epoch or several: what an iterator does, without the handle.
 
-These are the cores of the public handles, with `_session`.
+With `_cursor` and `_session` the core of the public handles.
 """
 
 from __future__ import annotations
@@ -10,45 +10,18 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import anyio
 
+from ._cursor import Cursor
 from ._dispatch import Request
 from ._errors import PoolBroken, TaskError, describe_error
-from ._messages import Failed, Made, Nothing
+from ._messages import Failed, Made
+from ._record import Record
 from ._window import Window
 
 _BREATH = 0.001  # seconds of ready batches after which other tasks are let run
-
-
-@dataclass
-class Cursor:
-    """Where a Prefetcher stands: the epoch of the open or next pass, and its counts."""
-
-    epoch: int = 0
-    delivered: int = 0
-    skipped: int = 0
-    seed: int | None = None  # of the run, where it was drawn
-    begun: bool = False  # whether the epoch's pass has begun
-    chosen: int | None = None  # the epoch that set_epoch asked for
-    reset: bool = False  # whether a source that is read here was told that it is in its place
-    spent: bool = False  # whether a source that can be read once has been
-
-    def begin(self) -> int:
-        """The epoch of a pass that begins now."""
-        if self.chosen is not None:
-            self.epoch, self.chosen = self.chosen, None
-        elif self.begun:
-            self.epoch += 1
-        self.begun = True
-        self.delivered = self.skipped = 0
-        return self.epoch
-
-    def finish(self) -> None:
-        self.epoch += 1
-        self.begun = False
 
 
 async def outlast(future: asyncio.Future[Any]) -> None:
@@ -76,11 +49,14 @@ class Workers(Protocol):
     async def start(self) -> None:
         """Wait for the workers."""
 
-    def begin(self, iteration: Iteration, epoch: int) -> Window:
-        """The window of a pass that begins now."""
+    def begin(self, iteration: Iteration, record: Record) -> Window:
+        """The window of an iteration that begins now."""
+
+    def turned(self, run: int) -> None:
+        """The iteration goes on to the next epoch."""
 
     def end_pass(self, iteration: Iteration, window: Window) -> None:
-        """A pass is over, read to its end or left."""
+        """An iteration is over, read to its end or left."""
 
     def close(self) -> asyncio.Future[None]:
         """Begin to close."""
@@ -104,24 +80,32 @@ _STOPPED: dict[Reason, str] = {
 
 
 class Iteration:
-    """One pass: what an iterator does, without the handle.
+    """One iteration.
 
     Parameters
     ----------
+    epochs
+        How many epochs it runs over; None for ever.
     make_session
-        Starts workers for this pass alone, when it is first advanced; None when the
+        Starts workers for this iteration alone, when it is first advanced; None when the
         Prefetcher is open and ``session`` is its.
     """
 
     def __init__(
         self,
         cursor: Cursor,
+        epochs: int | None,
         session: Workers | None,
         make_session: Callable[[], Workers] | None,
     ) -> None:
-        self.run = -1
+        self.quota: int | None = None  # batches an epoch, where nothing else ends it
         self._cursor = cursor
-        self._epoch = cursor.begin()
+        self._record = cursor.begin()
+        self._drawn = self._record.epoch  # the last epoch whose plan has been begun
+        self._until = None
+        if epochs is not None:
+            self._until = max(cursor.first_epoch + epochs, self._record.epoch + 1)
+        self._before = 0  # batches of the epochs before, in this iteration
         self._session = session
         self._make_session = make_session
         self._pid = os.getpid()
@@ -130,13 +114,36 @@ class Iteration:
         self._suspended = 0.0  # time.monotonic() when the consumer last was
         self._out_of_breath = False  # whether letting others run was cut short
         if session is not None:
-            self._window = session.begin(self, self._epoch)
+            self._window = session.begin(self, self._record)
+
+    def next_record(self) -> Record | None:
+        """Of the epoch after those whose plans have been begun; None when there is none."""
+        epoch = self._drawn + 1
+        if self._until is not None and epoch >= self._until:
+            return None
+        self._drawn = epoch
+        return self._cursor.record_of(epoch)
+
+    def quota_left(self, record: Record) -> int | None:
+        """Batches that are still to come where each epoch has a quota."""
+        if self.quota is None or self._until is None:
+            return None
+        return max(0, self.quota * (self._until - record.epoch) - record.settled)
 
     async def next(self) -> Any:
         """The next batch.
 
         Cancelling it loses nothing: a batch leaves the window after the last await.
         """
+        return _opened(await self._advance())
+
+    async def next_numbered(self) -> tuple[int, Any]:
+        """The next batch, with its number."""
+        request = await self._advance(keeps=True)
+        return self._number(request), _opened(request)
+
+    async def _advance(self, *, keeps: bool = False) -> Request:
+        """The next request that a batch was made of, as it leaves the window."""
         window = self._window or await self._open()
         while True:
             if self._out_of_breath or time.monotonic() - self._suspended > _BREATH:
@@ -144,16 +151,39 @@ class Iteration:
             self._check()
             request = window.pop()
             if request is not None:
-                if self._counts(request):
-                    return _opened(request)
+                if self._counts(request, keeps):
+                    return request
             elif window.broken is not None:
                 raise PoolBroken(str(window.broken)) from window.broken.__cause__
-            elif window.finished:
-                await self._finish()
-                raise StopAsyncIteration
-            else:
+            elif not window.finished:
                 await window.changed()
                 self._suspended = time.monotonic()
+            elif not self._turn(window):
+                await self._finish()
+                raise StopAsyncIteration
+
+    def _turn(self, window: Window) -> bool:
+        """This epoch is delivered: go on to the next, if there is one."""
+        finished = window.plan
+        if self._until is None and self._record.settled == 0:
+            raise RuntimeError(
+                f"epoch {self._record.epoch} has no batches, and with epochs=None the iteration "
+                "would never end"
+            )
+        if not window.turn():
+            return False
+        assert self._session is not None
+        self._session.turned(finished.run)
+        self._before += finished.seq
+        self._go_on(window.plan.record)
+        return True
+
+    def _go_on(self, record: Record) -> None:
+        self._record = record
+        self._cursor.turn(record)
+
+    def _number(self, request: Request) -> int:
+        return self._before + request.task.seq
 
     async def _open(self) -> Window:
         self._check()
@@ -170,7 +200,7 @@ class Iteration:
             raise
         self._check()
         if self._window is None:
-            self._window = self._session.begin(self, self._epoch)
+            self._window = self._session.begin(self, self._record)
         return self._window
 
     async def _breathe(self) -> None:
@@ -198,19 +228,26 @@ class Iteration:
                 "a Prefetcher belongs to the event loop that started it until it is closed"
             )
 
-    def _counts(self, request: Request) -> bool:
+    def _counts(self, request: Request, keeps: bool) -> bool:
         """Take an outcome to account; whether there is a batch in it. Raises its error."""
-        outcome = request.outcome
+        outcome, record = request.outcome, self._record
+        if self.quota is not None and record.settled >= self.quota:
+            record = self._begin_quota(record)
+        made = type(outcome) is Made
+        if keeps and made:
+            self._cursor.hand(self._number(request), record.handed(request.planned))
+        assert outcome is not None
+        record.settle(request.planned, outcome)
         if type(outcome) is Failed:
-            self._cursor.skipped += outcome.skipped
             raise outcome.error
-        if type(outcome) is Nothing:
-            self._cursor.skipped += outcome.skipped
-        if type(outcome) is not Made:
-            return False
-        self._cursor.skipped += outcome.skipped
-        self._cursor.delivered += 1
-        return True
+        return made
+
+    def _begin_quota(self, record: Record) -> Record:
+        """Replicas run on, and an epoch of them is a number of batches."""
+        record = self._cursor.record_of(record.epoch + 1)
+        record.exact = False
+        self._go_on(record)
+        return record
 
     async def _finish(self) -> None:
         self._cursor.finish()
@@ -270,18 +307,19 @@ class Iteration:
 
 
 def _opened(request: Request) -> Any:
-    """The batch of a request, decoded."""
+    """The batch of a request, decoded, or transferred where that is done with it."""
     outcome = request.outcome
     assert type(outcome) is Made
     try:
-        return outcome.payload.open()
-    except BaseException as error:  # a __setstate__ of the user's
-        task = request.task
+        return outcome.payload.open() if request.ready is None else request.ready.result()
+    except BaseException as error:  # a __setstate__ of the user's, or transfer
+        task, transferred = request.task, request.ready is not None
+        what = "transfer failed" if transferred else "it could not be rebuilt"
         raise TaskError(
-            f"the batch came but could not be rebuilt: {describe_error(error)} "
+            f"the batch came but {what}: {describe_error(error)} "
             f"(batch {task.seq}, epoch {task.epoch})",
             indices=request.item_keys(),
             seq=task.seq,
             epoch=task.epoch,
-            stage="result",
+            stage="transfer" if transferred else "result",
         ) from error

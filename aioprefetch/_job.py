@@ -21,14 +21,18 @@ class Desk:
     """What one worker's tasks have in common."""
 
     info: WorkerInfo
+    worker: int
     seeds_globals: bool
     replicates: bool
     page: Page | None
     incarnation: int = 0  # how many workers of its number there were before
+    origin: tuple[int, ...] = ()  # where the run went on
+    stream: int = NO_STREAM  # among those of all hosts
 
-    def replica_of(self, stream: int) -> int:
-        """A number for the copy that a replica reads, no other's before it."""
-        return stream + self.incarnation * self.info.num_proc
+    @property
+    def replica(self) -> tuple[int, ...]:
+        """A name for the copy that a replica reads, no other's before it."""
+        return *self.origin, self.stream + (self.incarnation << 32)
 
 
 class Job:
@@ -55,34 +59,32 @@ class Job:
 
     def item(self, offset: int) -> _Around:
         """Around the fetch and map of the item at ``offset``."""
-        position = self.task.position + offset
+        position = self.task.place(offset)
         return _Around(self, position, self._item_key(position), self.planned + offset)
 
     def reading(self, ordinal: int) -> _Around:
         """Around the reading of a stream's item."""
-        task, seed = self.task, self.desk.info.seed
+        desk = self.desk
         place = (
-            (self.desk.replica_of(task.stream), ordinal)
-            if self.desk.replicates
-            else (task.epoch, task.stream, ordinal)
+            (*desk.replica, ordinal) if desk.replicates else (self.task.epoch, desk.stream, ordinal)
         )
-        key = _seeds.key_of(seed, "reading", *place)
+        key = _seeds.key_of(desk.info.seed, "reading", *place)
         return _Around(self, ordinal, key, READING + ordinal)
 
     def batch(self, domain: Literal["group", "batch"]) -> _Around:
         """Around a call for the whole batch: ``__getitems__`` or ``collate_fn``."""
         task = self.task
-        place = (task.epoch, task.position, task.stream + 1)
+        place = (task.epoch, task.position, self.desk.stream + 1)
         key = _seeds.key_of(self.desk.info.seed, domain, *place)
         return _Around(self, task.position, key, GROUP if domain == "group" else BATCH)
 
     def _item_key(self, position: int) -> int:
-        task, seed = self.task, self.desk.info.seed
-        if task.stream == NO_STREAM:
-            return _seeds.key_of(seed, "item", task.epoch, position)
-        if self.desk.replicates:
-            return _seeds.key_of(seed, "replica", self.desk.replica_of(task.stream), position)
-        return _seeds.key_of(seed, "stream", task.epoch, task.stream, position)
+        desk, epoch = self.desk, self.task.epoch
+        if desk.stream == NO_STREAM:
+            return _seeds.key_of(desk.info.seed, "item", epoch, position)
+        if desk.replicates:
+            return _seeds.key_of(desk.info.seed, "replica", *desk.replica, position)
+        return _seeds.key_of(desk.info.seed, "stream", epoch, desk.stream, position)
 
     def without_lost(self, values: Sequence[Any]) -> Sequence[Any]:
         """The keys or items, those that are given up replaced by a `Lost`."""
@@ -98,13 +100,13 @@ class Job:
     def key(self, offset: int) -> Any:
         """What names the item at ``offset``: its key, or its ordinal when it has none."""
         if not self.task.fetches:
-            return self.task.position + offset
+            return self.task.place(offset)
         return _as_key(self.values[offset])
 
     def error(self, stage: Stage, cause: BaseException, index: Any = None) -> TaskError:
         """A TaskError from ``cause``: of the item with key ``index``, or of the batch."""
         cause = _unwrapped(cause)
-        task, worker = self.task, self.desk.info.id
+        task, worker = self.task, self.desk.worker
         which = "the batch" if index is None else f"item {shorten(index)}"
         error = TaskError(
             f"{which} failed in {stage}: {describe_error(cause)} "
@@ -122,8 +124,8 @@ class Job:
     def _keys(self) -> Sequence[Any]:
         if self.task.fetches:
             return [_as_key(value) for value in self.values]
-        first = self.task.position
-        return range(first, first + (len(self.values) or self.task.size))
+        size = len(self.values) or self.task.size
+        return [self.task.place(offset) for offset in range(size)]
 
 
 def _as_key(value: Any) -> Any:

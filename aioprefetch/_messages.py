@@ -20,14 +20,20 @@ class Task(NamedTuple):
     size: int  # items planned
     stream: int = NO_STREAM
     fetches: bool = False  # the payload holds keys to be fetched, not items
+    places: tuple[int, ...] | None = None  # of its items, where they do not follow each other
+
+    def place(self, offset: int) -> int:
+        """The position of the item at ``offset``."""
+        return self.position + offset if self.places is None else self.places[offset]
 
 
 class Progress(NamedTuple):
-    """How far a stream has been read, and what it takes to get there again."""
+    """How far a sequence has been read, and what it takes to get there again."""
 
-    position: int  # ordinal of the next item
+    position: int  # ordinal of the next value
     digest: bytes = b""  # of the items before it; empty when they were not digested
-    state: Any = None  # the stream's own, pickled
+    state: Any = None  # the sequence's own, pickled
+    items: int | None = None  # that the values before it hold, where they are lists of keys
 
 
 class Again(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -13,9 +13,12 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ._config import Config
-from ._iteration import Cursor, Iteration, outlast
+from ._cursor import Cursor
+from ._delivered import Tail
+from ._iteration import Iteration, outlast
 from ._session import Session, length_of_epoch
 from ._source import Facts, Split, describe
+from ._state import Layout
 
 
 class Prefetcher:
@@ -45,12 +48,24 @@ class Prefetcher:
     batch_sampler
         The same of lists of keys, one list a batch.
     seed
-        Of all that is random, 0 to 2**64 - 1; None draws one.
+        Of all that is random, 0 to 2**64 - 1; None draws one, or takes that of a state.
+    epochs
+        Epochs that one iteration runs over, the next being prefetched while the last batches
+        of one are consumed; None for ever.
     split
         Who iterates an iterable source: "parent", "shard", "worker" or "replicate"; None
         chooses by the source.
     num_shards
-        Streams that a source with ``shard`` is read as; by default as many as workers.
+        Streams that a source with ``shard`` is read as by all hosts together; by default as
+        many as workers.
+    rank
+        Which of the hosts that share one plan this is, from 0.
+    world_size
+        How many there are. Each takes every ``world_size``-th position or stream, so that the
+        order of all depends neither on it nor on ``num_proc``.
+    tail
+        What hosts do where the items do not divide evenly: "exact" leaves some one item more,
+        "pad" repeats the first items until all have as many, "drop" leaves the last ones out.
     num_proc
         Worker processes; 0 works on one background thread of this process.
     mp_context
@@ -72,6 +87,9 @@ class Prefetcher:
         does not count.
     ordered
         Deliver in the order of the plan; False delivers as completed.
+    transfer
+        Called with each batch in this process, on a thread of its own and one batch ahead of
+        the consumer, who gets what it returns: `jax.device_put`, or a copy to a GPU.
     on_error
         "raise", "skip", or a function that is given the TaskError in the worker and returns
         what takes the item's place.
@@ -103,8 +121,12 @@ class Prefetcher:
         sampler: Any = None,
         batch_sampler: Any = None,
         seed: int | None = 0,
+        epochs: int | None = 1,
         split: Split | None = None,
         num_shards: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        tail: Tail = "exact",
         num_proc: int = 1,
         mp_context: str | BaseContext | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
@@ -113,6 +135,7 @@ class Prefetcher:
         num_prefetch: int | None = None,
         max_bytes: int | None = None,
         ordered: bool = True,
+        transfer: Callable[[Any], Any] | None = None,
         on_error: Literal["raise", "skip"] | Callable[..., Any] = "raise",
         retries: int = 2,
         task_timeout: float | None = None,
@@ -128,8 +151,12 @@ class Prefetcher:
             sampler=sampler,
             batch_sampler=batch_sampler,
             seed=seed,
+            epochs=epochs,
             split=split,
             num_shards=num_shards,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
             num_proc=num_proc,
             mp_context=mp_context,
             worker_init_fn=worker_init_fn,
@@ -138,12 +165,13 @@ class Prefetcher:
             num_prefetch=num_prefetch,
             max_bytes=max_bytes,
             ordered=ordered,
+            transfer=transfer,
             on_error=on_error,
             retries=retries,
             task_timeout=task_timeout,
             shutdown_timeout=shutdown_timeout,
         )
-        self._cursor = Cursor()
+        self._cursor = Cursor(self._config.share)
         self._session: Session | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._live: Iteration | None = None
@@ -157,7 +185,25 @@ class Prefetcher:
         ------
         RuntimeError
             The source is an iterator and has been read.
+        ValueError
+            A state was loaded that does not fit.
         """
+        return PrefetchIterator(self, self._begin())
+
+    def numbered(self) -> NumberedIterator:
+        """The same, each batch with its number: for consumers that keep batches for a while.
+
+        Numbers go up by one a batch, failed and empty ones included, over the epochs of one
+        iteration. `state_dict` is told those of batches that are not used yet.
+
+        Raises
+        ------
+        RuntimeError, ValueError
+            As `__aiter__` does.
+        """
+        return NumberedIterator(self, self._begin())
+
+    def _begin(self) -> Iteration:
         facts = self._facts()
         if facts.one_shot:
             if self._cursor.spent:
@@ -170,8 +216,8 @@ class Prefetcher:
             self._live.supersede()
         session = self._session if self._session is not None and self._session.started else None
         make_session = None if session is not None else self._make_session
-        self._live = Iteration(self._cursor, session, make_session)
-        return PrefetchIterator(self, self._live)
+        self._live = Iteration(self._cursor, self._config.epochs, session, make_session)
+        return self._live
 
     def _facts(self) -> Facts:
         """What is known of the source."""
@@ -211,7 +257,7 @@ class Prefetcher:
         """
         if epoch < 0:
             raise ValueError(f"epoch must be 0 or more, not {epoch}")
-        self._cursor.chosen = epoch
+        self._cursor.choose(epoch)
 
     @property
     def epoch(self) -> int:
@@ -224,12 +270,72 @@ class Prefetcher:
     @property
     def delivered(self) -> int:
         """Batches handed over in the open pass, or in the last one."""
-        return self._cursor.delivered
+        return self._cursor.record.batches
 
     @property
     def skipped(self) -> int:
         """Items that ``on_error`` left out in the open pass, or in the last one."""
-        return self._cursor.skipped
+        return self._cursor.record.skipped
+
+    # State
+
+    def state_dict(self, *, pending: Iterable[int] | None = None) -> dict[str, Any]:
+        """Where this Prefetcher stands, as a dict that JSON keeps as it is.
+
+        It counts what was delivered, never what was prefetched; batches that failed or were
+        left out count as delivered. After the last batch it says that nothing of the epoch is
+        left, and once the iteration has ended, that the next epoch is next. The workers need
+        not be started. docs/guide.md has the layout.
+
+        Parameters
+        ----------
+        pending
+            Numbers of batches that `numbered` has handed over and that are not used yet: they
+            are left out, and delivered again. Those not named are used for good.
+
+        Raises
+        ------
+        ValueError
+            A number that was not handed over, or was not pending the last time.
+        """
+        config, cursor = self._config, self._cursor
+        seed = cursor.draw_seed() if config.seed is None else config.seed
+        return cursor.state(seed, self._layout(), pending)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on where a state was taken; the next iteration begins there.
+
+        It fits under any ``num_proc``, ``num_prefetch``, ``batch_size`` and ``ordered``.
+
+        Parameters
+        ----------
+        state
+            What `state_dict` gave, of the same rank of the same ``world_size``, or a list of
+            what it gave on all ranks, in any order.
+
+        Raises
+        ------
+        TypeError
+            It is no state.
+        ValueError
+            It does not fit: the message says what differs.
+        """
+        config = self._config
+        self._cursor.load(state, config.seed, self._layout(fixed=True))
+
+    def _layout(self, *, fixed: bool = False) -> Layout:
+        """What positions mean; ``fixed`` without what a state may change."""
+        session, config = self._session, self._config
+        if session is not None and session.started and not fixed:
+            return session.layout()
+        facts = self._facts()
+        if facts.kind == "factory":
+            return config.layout(facts, config.split, config.num_shards)
+        split = None if facts.kind == "map" else config.split_of(facts)
+        streams = config.num_shards
+        if split is not None and not fixed:
+            streams = self._cursor.num_streams or config.num_streams(facts, split)
+        return config.layout(facts, split, streams)
 
     # Opening and closing
 
@@ -374,7 +480,7 @@ class PrefetchIterator:
         return await self._iteration.next()
 
     async def aclose(self) -> None:
-        """End this pass; from then on the iteration has ended."""
+        """End this iteration; from then on it has ended."""
         await self._iteration.aclose()
 
     async def __aenter__(self) -> PrefetchIterator:
@@ -387,3 +493,14 @@ class PrefetchIterator:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+class NumberedIterator(PrefetchIterator):
+    """The same with numbers; made by `Prefetcher.numbered`."""
+
+    def __aiter__(self) -> NumberedIterator:
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        """The number of the next batch, and the batch; as `PrefetchIterator` gives it."""
+        return await self._iteration.next_numbered()

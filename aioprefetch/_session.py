@@ -10,20 +10,30 @@ import asyncio
 import itertools
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from . import _seeds
 from ._config import Config, keys_length
+from ._cursor import Cursor
 from ._engine import Pool
 from ._errors import WorkerStartError, describe_error
 from ._feed import Feed
 from ._inline import InlinePool
-from ._iteration import Cursor, Iteration, Reason
+from ._iteration import Iteration, Reason
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, ProcessPool
+from ._record import Record
 from ._source import Facts, Split, describe, is_async_function, reset, was_cancelled
+from ._state import Layout
+from ._transfer import Transfer
 from ._window import Sizes, Window
+
+
+class _Thread(Protocol):
+    def where(self) -> str:
+        """The line of code that it is at."""
 
 
 class Session:
@@ -40,22 +50,22 @@ class Session:
         self._source = config.source
         self._facts = config.facts
         self._split: Split | None = None
+        self._num_streams = 0  # of all hosts
+        self._transfer = None if config.transfer is None else Transfer(config.transfer)
         self._carried: tuple[int, StreamPlan, Window] | None = None  # replicas between passes
         self._sizes = Sizes(config.window_bytes())
-        self._chores: set[asyncio.Task[None]] = set()
-        self._feed: Feed | None = None
+        self._chores: dict[asyncio.Future[Any], tuple[str, _Thread]] = {}
+        self._feeds: list[Feed] = []
         self._live: Iteration | None = None
+        self._live_window: Window | None = None
         self._pool = self._make_pool()
         self._starting = self.loop.create_task(self._start())
         self._starting.add_done_callback(_retrieve)
         self._closing: asyncio.Task[None] | None = None
 
     def _run_seed(self) -> int:
-        if self._config.seed is not None:
-            return self._config.seed
-        if self.cursor.seed is None:
-            self.cursor.seed = _seeds.draw_seed()
-        return self.cursor.seed
+        seed = self._config.seed
+        return self.cursor.draw_seed() if seed is None else seed
 
     # Starting
 
@@ -65,7 +75,8 @@ class Session:
             self._split = config.split_of(self._facts)
         elif self._facts.kind == "factory":
             self._split = config.split
-        program, terms = config.program(self._split), config.terms(self._split, self._seed)
+        program = config.program(self._split)
+        terms = config.terms(self._split, self._seed, self.cursor.origin)
         if config.num_proc == 0:
             return InlinePool(program, terms, config.shutdown_timeout)
         crew = Crew(
@@ -94,16 +105,21 @@ class Session:
             if self._split == "parent" and not self.cursor.reset:
                 self.cursor.reset = True
                 await self._here("the source's reset_state()", reset, self._source)
-            split = self._split
-            streams = 0 if split is None else self._config.num_streams(self._facts, split)
-            hold = self._config.hold(is_async=self._is_async)
-            window = self._config.window(split, is_async=self._is_async)
-            self._pool.settle(split, streams, hold, window)
+            self._settle()
         except BaseException:
             self._pool.kill()
             await self._pool.close()
             raise
         self.started = True
+
+    def _settle(self) -> None:
+        """Tell the workers how the source is read."""
+        config, split = self._config, self._split
+        if split is not None:
+            self._num_streams = self.cursor.num_streams or config.num_streams(self._facts, split)
+        hold = config.hold(is_async=self._is_async)
+        window = config.window(split, is_async=self._is_async)
+        self._pool.settle(split, self._num_streams, hold, window)
 
     async def _learn(self, facts: Facts | None) -> None:
         """What the source is that a function made, here or in the workers."""
@@ -142,58 +158,96 @@ class Session:
     def facts(self) -> Facts:
         return self._facts
 
-    def begin(self, iteration: Iteration, epoch: int) -> Window:
-        """The window of a pass that begins now."""
+    def layout(self) -> Layout:
+        """What positions of the plan mean."""
+        return self._config.layout(self._facts, self._split, self._num_streams or None)
+
+    def begin(self, iteration: Iteration, record: Record) -> Window:
+        """The window of an iteration that begins now.
+
+        Raises
+        ------
+        ValueError
+            A state was loaded that does not fit.
+        """
+        self._check_loaded()
         self._live = iteration
         if self._split == "replicate":
-            window = self._begin_replicas(epoch)
+            window = self._begin_replicas(iteration, record)
         else:
-            iteration.run = next(self._runs)
-            window = self._make_window(Pass(iteration.run, epoch, self._seed))
+            window = self._window(self._plan(record), partial(self._following, iteration))
+        self._live_window = window
         window.refill()
         return window
 
-    def _make_window(self, pass_: Pass) -> Window:
-        plan = self._plan(pass_)
-        window = self._window(plan)
-        if isinstance(plan, Feed):
-            plan.notify = window.plan_has_more
-            self._feed = plan
-        return window
+    def _check_loaded(self) -> None:
+        cursor = self.cursor
+        if self._split in ("shard", "worker") and cursor.num_streams not in (
+            None,
+            self._num_streams,
+        ):
+            self._settle()
+        cursor.layout.check(self.layout())
+        if cursor.seed is not None and cursor.seed != self._seed:
+            raise ValueError(
+                f"the state has seed {cursor.seed}, and the workers were started with "
+                f"{self._seed}: load it before they are, or give seed={cursor.seed}"
+            )
 
-    def _window(self, plan: Plan) -> Window:
+    def _window(self, plan: Plan, following: Callable[[], Plan | None]) -> Window:
         config = self._config
         limit = config.window(self._split, is_async=self._is_async)
         return Window(
             plan,
+            following,
             self._pool,
             limit,
             sizes=self._sizes,
             probe=2 * config.num_proc,
             ordered=config.ordered,
+            prepare=None if self._transfer is None else self._transfer.begin,
         )
 
-    def _plan(self, pass_: Pass) -> Plan:
+    def _following(self, iteration: Iteration) -> Plan | None:
+        record = iteration.next_record()
+        return None if record is None else self._plan(record)
+
+    def _plan(self, record: Record) -> Plan:
         config = self._config
+        pass_ = Pass(next(self._runs), record.epoch, self._seed)
         keys = config.batch_sampler if config.batch_sampler is not None else config.sampler
         if self._split == "parent" or keys is not None:
-            return self._read_here(pass_, self._source if keys is None else keys)
+            return self._read_here(pass_, record, self._source if keys is None else keys)
         if self._split is None:
             assert self._facts.length is not None
             return IndexPlan(
                 pass_,
+                record,
                 self._facts.length,
                 config.batch_size,
                 drop_last=config.drop_last,
                 shuffle=config.shuffle,
             )
-        streams = config.num_streams(self._facts, self._split)
-        return StreamPlan(pass_, streams, config.batch_size, ordered=config.ordered)
+        return StreamPlan(
+            pass_, record, self._own_streams(), config.batch_size, ordered=config.ordered
+        )
 
-    def _read_here(self, pass_: Pass, iterable: Any) -> Feed:
+    def _own_streams(self) -> int:
+        """How many streams this host has."""
+        share, streams = self._config.share, self._num_streams
+        own = len(range(share.rank, streams, share.world_size))
+        if own == 0:
+            raise ValueError(
+                f"{self._facts.name} is read as {streams} streams, too few for "
+                f"world_size={share.world_size}: rank {share.rank} has none. Give num_shards"
+            )
+        return own
+
+    def _read_here(self, pass_: Pass, record: Record, iterable: Any) -> Feed:
         config = self._config
-        return Feed(
+        feed = Feed(
             pass_,
+            record,
             iterable,
             batch_size=config.batch_size,
             drop_last=config.drop_last,
@@ -203,43 +257,55 @@ class Session:
             store=self._pool.store,
             helper=self._pool.helper(),
         )
+        feed.notify = self._hear
+        self._feeds.append(feed)
+        return feed
 
-    def _begin_replicas(self, epoch: int) -> Window:
+    def _hear(self) -> None:
+        """What is read in this process has come."""
+        if self._live_window is not None:
+            self._live_window.plan_has_more()
+
+    def _begin_replicas(self, iteration: Iteration, record: Record) -> Window:
         """Replicas run on: what they made and was not delivered is there for the next pass."""
         config = self._config
+        record.exact = False
         limit = None
         if self._facts.length is not None:
-            limit = num_batches(self._facts.length, config.batch_size, config.drop_last)
+            iteration.quota = num_batches(self._facts.length, config.batch_size, config.drop_last)
+            limit = iteration.quota_left(record)
         if self._carried is None:
-            run = next(self._runs)
-            streams = config.num_streams(self._facts, "replicate")
-            plan = StreamPlan(
-                Pass(run, epoch, self._seed), streams, config.batch_size, ordered=False
-            )
-            self._carried = run, plan, self._window(plan)
+            pass_ = Pass(next(self._runs), record.epoch, self._seed)
+            plan = StreamPlan(pass_, record, self._own_streams(), config.batch_size, ordered=False)
+            self._carried = pass_.run, plan, self._window(plan, lambda: None)
         run, plan, window = self._carried
         rest = None if limit is None else max(0, limit - window.in_flight)
-        plan.begin(Pass(run, epoch, self._seed), rest)
+        plan.begin(Pass(run, record.epoch, self._seed), record, rest)
         window.reopen()
         return window
 
+    def turned(self, run: int) -> None:
+        """A pass has been delivered whole, and the iteration goes on to the next."""
+        for feed in [feed for feed in self._feeds if feed.run == run]:
+            self._feeds.remove(feed)
+            self._do(feed.close(), f"a read of {self._facts.name}", self._pool.helper())
+        self._pool.forget(run)
+
     def end_pass(self, iteration: Iteration, window: Window) -> None:
-        """A pass is over, read to its end or left."""
+        """An iteration is over, read to its end or left."""
         if self._live is iteration:
-            self._live = None
+            self._live = self._live_window = None
         window.close()
         if self._split == "replicate":
             return
         window.drop()
-        if self._feed is not None:
-            self._do(self._feed.close())
-            self._feed = None
-        self._pool.forget(iteration.run)
+        for run in window.runs:
+            self.turned(run)
 
-    def _do(self, work: Any) -> None:
+    def _do(self, work: Any, what: str, thread: _Thread) -> None:
         chore = self.loop.create_task(work)
-        self._chores.add(chore)
-        chore.add_done_callback(self._chores.discard)
+        self._chores[chore] = what, thread
+        chore.add_done_callback(self._chores.pop)
 
     # Closing
 
@@ -261,13 +327,17 @@ class Session:
         if not self._starting.done():
             self._pool.kill()
             self._starting.cancel()
+        if self._transfer is not None:
+            self._transfer.stop()
+            self._do(self._transfer.finish(), "a transfer", self._transfer)
         waits = {*self._chores, self._pool.close(), self._starting}
         _, late = await asyncio.wait(waits, timeout=self._config.shutdown_timeout)
-        for chore in late & self._chores:
+        for chore, (what, thread) in list(self._chores.items()):
+            if chore not in late:
+                continue
             chore.cancel()
-            where = self._pool.helper().where()
             warnings.warn(
-                f"closing left a read of {self._facts.name} behind, in {where}, after "
+                f"closing left {what} behind, in {thread.where()}, after "
                 f"{self._config.shutdown_timeout} s",
                 ResourceWarning,
                 stacklevel=2,
@@ -282,6 +352,8 @@ class Session:
     def kill(self) -> None:
         """End the workers now; any thread."""
         self._pool.kill()
+        if self._transfer is not None:
+            self._transfer.stop()
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._leave_pass, "killed")
 
@@ -291,6 +363,8 @@ class Session:
             return
         busy = self._pool.busy
         self._pool.abandon()
+        if self._transfer is not None:
+            self._transfer.stop()
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._leave_pass, "abandoned")
         if busy:

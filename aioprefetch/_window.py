@@ -4,6 +4,9 @@ It is filled up to its limit and refilled when a request leaves it, by being del
 because it had nothing to deliver; when tasks are quick, as soon as there is room for a
 message of them, and before the loop does anything else. Ordered, requests leave in the order
 they were made; unordered, as they are settled.
+
+Once a plan is exhausted the next epoch's is drawn from, while the last batches of this one
+are consumed. Epochs never mix: all of one has left before the next begins to.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ._dispatch import Request
 from ._engine import Pool
@@ -31,36 +36,69 @@ class Sizes:
         return max(1, self.max_bytes // self.largest) if self.largest else sys.maxsize
 
 
+class _Leg:
+    """What of one epoch's plan is in the window."""
+
+    def __init__(self, plan: Plan, *, ordered: bool) -> None:
+        self.plan = plan
+        self.begun = plan.seq
+        self.ordered = ordered
+        self.requests: deque[Request] = deque()  # ordered: all, in their order
+        self.settled: deque[Request] = deque()  # unordered: as they were settled
+        self.size = 0
+
+    @property
+    def front(self) -> Request | None:
+        """The request that leaves next, if it is settled."""
+        queue = self.requests if self.ordered else self.settled
+        return queue[0] if queue and queue[0].outcome is not None else None
+
+    def pop(self) -> Request:
+        self.size -= 1
+        return (self.requests if self.ordered else self.settled).popleft()
+
+    @property
+    def finished(self) -> bool:
+        return self.size == 0 and self.plan.exhausted
+
+
 class Window:
     """At most ``limit`` requests made and not yet delivered.
 
     Parameters
     ----------
+    following
+        Gives the plan of the next epoch, or None when there is none.
     sizes
         How many bytes they may be: each is taken for as large as the largest seen, and one is
         always let in.
     probe
         Requests made before the first is settled and their size is known; 0 for any number.
+    prepare
+        What is begun with the batch that leaves next, as soon as it is there; it leaves when
+        that is done.
     """
 
     def __init__(
         self,
         plan: Plan,
+        following: Callable[[], Plan | None],
         pool: Pool,
         limit: int,
         *,
         sizes: Sizes,
         probe: int,
         ordered: bool,
+        prepare: Callable[[Request], asyncio.Future[object]] | None = None,
     ) -> None:
-        self._plan = plan
+        self._legs = deque([_Leg(plan, ordered=ordered)])
+        self._following = following
         self._pool = pool
         self._limit = limit
         self._sizes = sizes
         self._probe = 0 if sizes.largest else probe
         self._ordered = ordered
-        self._requests: deque[Request] = deque()  # ordered: all, in their order
-        self._settled: deque[Request] = deque()  # unordered: as they were settled
+        self._prepare = prepare
         self._size = 0
         self._left = 0  # since the last refill
         self._refilling = False  # at the next turn of the loop
@@ -73,14 +111,33 @@ class Window:
         return self._size
 
     @property
+    def plan(self) -> Plan:
+        """Of the epoch that is being delivered."""
+        return self._legs[0].plan
+
+    @property
+    def runs(self) -> list[int]:
+        """The passes that are in it, or were begun."""
+        return [leg.plan.run for leg in self._legs]
+
+    @property
     def finished(self) -> bool:
-        """Whether nothing is left to come."""
-        return self._size == 0 and self._plan.exhausted
+        """Whether nothing is left to come of this epoch."""
+        return self._legs[0].finished
 
     @property
     def broken(self) -> Exception | None:
         """Why nothing more can come, if workers are all gone."""
         return self._pool.broken
+
+    def turn(self) -> bool:
+        """This epoch is finished: go on to the next; False when there is none."""
+        if len(self._legs) == 1 and not self._begin_next():
+            return False
+        self._legs.popleft()
+        self.refill()
+        self._prepare_front()
+        return True
 
     def refill(self) -> None:
         """Request what there is room for."""
@@ -89,14 +146,24 @@ class Window:
             return
         most = self._most()
         while self._size < most:
-            planned = self._plan.take()
-            if planned is None:
+            leg = self._legs[-1]
+            planned = leg.plan.take()
+            if planned is not None:
+                self._request(leg, planned)
+            # After an epoch without batches the next waits for its turn: there may be no end.
+            elif not leg.plan.exhausted or leg.plan.seq == leg.begun or not self._begin_next():
                 break
-            self._request(planned)
         self._pool.feed()
-        room = self._most() - self._size
-        if room > 0 and not self._plan.exhausted:
-            self._plan.want(room)
+        room, plan = self._most() - self._size, self._legs[-1].plan
+        if room > 0 and not plan.exhausted:
+            plan.want(room)
+
+    def _begin_next(self) -> bool:
+        plan = self._following()
+        if plan is None:
+            return False
+        self._legs.append(_Leg(plan, ordered=self._ordered))
+        return True
 
     def _most(self) -> int:
         """Requests that may be out."""
@@ -109,18 +176,20 @@ class Window:
 
     def pop(self) -> Request | None:
         """The next settled request to leave the window, if there is one; refills it."""
-        settled = self._requests if self._ordered else self._settled
-        if not settled or settled[0].outcome is None:
+        leg = self._legs[0]
+        request = leg.front
+        if request is None or not _is_ready(request):
             return None
-        request = settled.popleft()
+        leg.pop()
         self._size -= 1
-        self._plan.left(request.task)
+        leg.plan.left(request.task)
         self._left += 1
         if self._left >= self._pool.worth:
             self.refill()
         elif not self._refilling:  # quick tasks, which are sent together
             self._refilling = True
             asyncio.get_running_loop().call_soon(self.refill)
+        self._prepare_front()
         return request
 
     async def changed(self) -> None:
@@ -139,38 +208,53 @@ class Window:
 
     def drop(self) -> None:
         """Let go of what will not be delivered."""
-        self._requests.clear()
-        self._settled.clear()
+        for leg in self._legs:
+            leg.requests.clear()
+            leg.settled.clear()
 
     def reopen(self) -> None:
         """Go on with what is in it."""
         self._closed = False
 
-    def _request(self, planned: Planned) -> None:
-        request = Request(planned.task, planned.payload, self._take_in)
+    def _request(self, leg: _Leg, planned: Planned) -> None:
+        request = Request(planned, partial(self._take_in, leg))
         self._size += 1
+        leg.size += 1
         if self._ordered:
-            self._requests.append(request)
+            leg.requests.append(request)
         if planned.error is not None:
             request.settle(Failed(planned.error))
         else:
             self._pool.submit(request)
 
-    def _take_in(self, request: Request) -> None:
+    def _take_in(self, leg: _Leg, request: Request) -> None:
         """A request has its outcome."""
         outcome = request.outcome
         if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
-            self._plan.ended(request.task.stream)
+            leg.plan.ended(request.task.stream)
         if type(outcome) is Made:
             self._sizes.largest = max(self._sizes.largest, outcome.payload.nbytes)
         if not self._ordered:
-            self._settled.append(request)
+            leg.settled.append(request)
         if self._probe:
             self._probe = 0
             self.refill()
+        self._prepare_front()
         self._wake()
+
+    def _prepare_front(self) -> None:
+        if self._prepare is None or self._closed:
+            return
+        request = self._legs[0].front
+        if request is not None and request.ready is None and type(request.outcome) is Made:
+            request.ready = self._prepare(request)
+            request.ready.add_done_callback(lambda _: self._wake())
 
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _is_ready(request: Request) -> bool:
+    return request.ready is None or request.ready.done()

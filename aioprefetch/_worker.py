@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import _seeds
 from ._collate import allocate, default_collate
+from ._delivered import EVERYTHING, Share
 from ._errors import SkipItem, Stage, TaskError
 from ._job import Desk, Job
 from ._messages import NO_STREAM, Again, Ended, Failed, Lost, Made, Nothing, Outcome, Task
 from ._page import Page
 from ._place import Place, WorkerInfo, current
+from ._reading import Call
 from ._source import (
     Facts,
     Split,
@@ -32,7 +34,7 @@ from ._source import (
     torch_worker_info,
     was_cancelled,
 )
-from ._streams import Call, Streams
+from ._streams import Streams
 
 T = TypeVar("T")
 
@@ -76,7 +78,9 @@ class Terms:
     is_async: bool  # a loop runs the work
     in_process: bool  # in the user's own process, whose generators are not touched
     split: Split | None = None  # None for a map-style source, and until a factory is called
-    num_streams: int = 0
+    num_streams: int = 0  # of all hosts
+    share: Share = EVERYTHING
+    origin: tuple[int, ...] = ()  # where the run goes on, if a state says so
 
 
 def is_async_program(program: Program, facts: Facts) -> bool:
@@ -178,7 +182,8 @@ class Worker:
         self._groups = False  # whether batches are fetched by its __getitems__
         self._number = number
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
-        self._desk = Desk(info, False, False, page, incarnation)
+        self._desk = Desk(info, number, False, False, page, incarnation, terms.origin)
+        self._desks: dict[int, Desk] = {}  # by stream
         self._call: Call = call or (call_async if terms.is_async else call_sync)
         self.is_async = terms.is_async
         self._slots: asyncio.Semaphore | None = None
@@ -186,6 +191,8 @@ class Worker:
         self._began: tuple[int, int] | None = None
         self._beginning = asyncio.Lock()
         self._beginners = 0  # tasks that hold the lock or wait for it
+        self._running = 0  # tasks of the epoch that has begun
+        self._idle = asyncio.Event()  # set when there are none
         self._second_half: Any = None
 
     async def make_source(self) -> Facts | None:
@@ -214,9 +221,8 @@ class Worker:
         self._fetch = getattr(self._source, "__getitem__", None)
         self._groups = terms.batched and hasattr(self._source, "__getitems__")
         self._inform(source=self._source)
-        if not terms.in_process and terms.split in (None, "worker"):
-            info = self._desk.info
-            torch_worker_info(info.id, info.num_proc, info.seed % 2**63, self._source)
+        if not terms.in_process:
+            self._tell_torch(self._desk.info)
         if terms.split == "replicate":
             self._differ()
         if terms.split != "shard":
@@ -227,9 +233,11 @@ class Worker:
         """Learn how the source is read, before the first task."""
         self._terms = replace(self._terms, split=split, num_streams=num_streams)
         self._desk = replace(self._desk, replicates=split == "replicate")
-        if split is not None:
-            mortal = not self._terms.in_process
-            self._streams = Streams(self._source, split, num_streams, mortal=mortal)
+        self._desks.clear()
+        if self._streams is not None:
+            self._streams.resize(num_streams)
+        elif split is not None:
+            self._streams = Streams(self._source, split, num_streams, self._terms.share)
 
     async def close(self) -> None:
         """Close the streams and run the second half of ``worker_init_fn``."""
@@ -260,19 +268,29 @@ class Worker:
 
         ``again`` says what is known of a task that another worker has had.
         """
-        job = Job(self._desk, ticket, task, values, again)
+        desk = self._desk if task.stream == NO_STREAM else self._desk_of(task.stream)
+        job = Job(desk, ticket, task, values, again)
         try:
             if self._began != (task.run, task.epoch) or self._beginners:
                 await self._begin_epoch(job)
-            if task.stream != NO_STREAM:
-                return await self._run_stream(job)
-            return await self._finish(job, await self._gather(job))
+            return await self._do(job)
         except _Stop as stop:
             return Failed(stop.error, stop.ends, stop.skipped, job.progress)
         except BaseException as error:  # asyncio's, where a function cancels its own task
             if was_cancelled(error):
                 raise
             return self.failed(task, values, error)
+
+    async def _do(self, job: Job) -> Outcome:
+        self._running += 1
+        try:
+            if job.task.stream != NO_STREAM:
+                return await self._run_stream(job)
+            return await self._finish(job, await self._gather(job))
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
 
     def failed(self, task: Task, values: Sequence[Any], error: BaseException) -> Outcome:
         """The outcome of a task that could not be run as tasks are."""
@@ -283,15 +301,32 @@ class Worker:
     def _inform(self, **changes: Any) -> None:
         info = replace(self._desk.info, **changes)
         self._desk = replace(self._desk, info=info)
+        self._desks.clear()
         current.set(Place(info, 0, -1, info.seed))
+
+    def _tell_torch(self, info: WorkerInfo) -> None:
+        """Have torch's datasets see where they are."""
+        if self._terms.split in (None, "worker"):
+            torch_worker_info(info.id, info.num_proc, info.seed % 2**63, self._source)
+
+    def _desk_of(self, stream: int) -> Desk:
+        """What the tasks of a stream have in common."""
+        desk = self._desks.get(stream)
+        if desk is None:
+            assert self._streams is not None
+            number = self._streams.number(stream)
+            info = replace(self._desk.info, id=number, num_proc=self._terms.num_streams)
+            desk = self._desks[stream] = replace(self._desk, info=info, stream=number)
+        return desk
 
     def _differ(self) -> None:
         """A replica that is a Prefetcher itself must not draw what its siblings draw."""
         draw_anew = getattr(self._source, "_become_replica", None)
         if draw_anew is not None:
-            draw_anew(
-                _seeds.key_of(self._terms.seed, "replica", self._desk.replica_of(self._number))
-            )
+            rank, world_size, _ = self._terms.share
+            number = rank + world_size * self._number
+            replica = replace(self._desk, stream=number).replica
+            draw_anew(_seeds.key_of(self._terms.seed, "replica", *replica))
 
     async def _first_half(self) -> Any:
         init = self._program.worker_init_fn
@@ -311,6 +346,9 @@ class Worker:
         try:
             async with self._beginning:  # tasks pass in their order, the first having told
                 if self._began != began:
+                    while self._running:  # items of the epoch before, which are awaited
+                        self._idle.clear()
+                        await self._idle.wait()
                     await self._call(start_epoch, self._source, job.task.epoch)
                     self._began = began
         except BaseException as error:
@@ -327,6 +365,8 @@ class Worker:
         task = job.task
         assert self._streams is not None
         stream = self._streams.open(task.run, task.epoch, task.stream)
+        if len(self._desks) > 1 and not self._terms.in_process:
+            self._tell_torch(job.desk.info)
         resume = None if job.again is None else job.again.resume
         chunk = await stream.read(task.position, task.size, self._call, job.reading, resume)
         job.task = task._replace(position=chunk.first)
