@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos soak lint format docs bench bench-quick reliability
+.PHONY: help demo test chaos resume soak lint format docs bench bench-quick reliability
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VE
 
 chaos: $(VENV)/.group-test ## Every fault under every start method and loop, about 10 minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos tests/chaos $(ARGS)
+
+resume: $(VENV)/.group-test ## Ten thousand interrupted runs, about 15 minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "resume or not resume" tests/resume $(ARGS)
 
 soak: $(VENV)/.group-test ## Faults at random for 10 minutes (ARGS="--minutes 120")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)

@@ -158,6 +158,12 @@ class Iteration:
             elif not window.finished:
                 await window.changed()
                 self._suspended = time.monotonic()
+            elif self._until is None and not self._record.told:
+                await self._finish()
+                raise RuntimeError(
+                    f"epoch {self._record.epoch} gave no batch, and with epochs=None the "
+                    "iteration would never end"
+                )
             elif not self._turn(window):
                 await self._finish()
                 raise StopAsyncIteration
@@ -165,11 +171,6 @@ class Iteration:
     def _turn(self, window: Window) -> bool:
         """This epoch is delivered: go on to the next, if there is one."""
         finished = window.plan
-        if self._until is None and self._record.settled == 0:
-            raise RuntimeError(
-                f"epoch {self._record.epoch} has no batches, and with epochs=None the iteration "
-                "would never end"
-            )
         if not window.turn():
             return False
         assert self._session is not None
@@ -200,7 +201,12 @@ class Iteration:
             raise
         self._check()
         if self._window is None:
-            self._window = self._session.begin(self, self._record)
+            try:
+                self._window = self._session.begin(self, self._record)
+            except BaseException:  # a state that does not fit
+                self._over = "done"
+                await self._end_session()
+                raise
         return self._window
 
     async def _breathe(self) -> None:

@@ -58,7 +58,7 @@ class Sequel:
         runs = delivered.runs()
         if share is not None:
             runs = map(share.whole, runs)
-        return Part(tuple(runs), progress, self.ended)
+        return Part(tuple(runs), progress, self.ended and not pending)
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class Record:
     ----------
     settled
         Batches that were delivered, failed or left empty.
+    told
+        Whether any was delivered or failed.
     exact
         Whether places are kept: those of replicas are not.
     """
@@ -88,6 +90,7 @@ class Record:
         self.settled = passed.settled
         self.batches = passed.batches
         self.skipped = passed.skipped
+        self.told = passed.batches > 0
         self.exact = True
         self.whole = Sequel(passed.whole, share)
         self._streams = {
@@ -105,10 +108,11 @@ class Record:
 
     def settle(self, planned: Planned, outcome: Outcome) -> None:
         """A batch leaves the window: delivered, failed, or left empty."""
-        self.settled += 1
         if isinstance(outcome, Ended):
             self.stream(outcome.stream).ended = True
             return
+        self.settled += 1
+        self.told = self.told or type(outcome) is not Nothing
         self.batches += type(outcome) is Made
         self.skipped += outcome.skipped
         if planned.span is None or not self.exact:

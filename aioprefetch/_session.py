@@ -272,7 +272,8 @@ class Session:
         record.exact = False
         limit = None
         if self._facts.length is not None:
-            iteration.quota = num_batches(self._facts.length, config.batch_size, config.drop_last)
+            own = config.share.count(self._facts.length)
+            iteration.quota = num_batches(own, config.batch_size, config.drop_last)
             limit = iteration.quota_left(record)
         if self._carried is None:
             pass_ = Pass(next(self._runs), record.epoch, self._seed)
@@ -385,11 +386,15 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 def length_of_epoch(config: Config, facts: Facts) -> int | None:
     """Batches in an epoch, or None when it cannot be known."""
     if facts.kind == "map":
-        if config.batch_sampler is not None:
-            return keys_length(config, None)
         keys = keys_length(config, facts.length)
-        return None if keys is None else num_batches(keys, config.batch_size, config.drop_last)
+        if keys is None:
+            return None
+        own = config.share.count(keys)
+        if config.batch_sampler is not None:
+            return own
+        return num_batches(own, config.batch_size, config.drop_last)
     split = config.split_of(facts)
     if facts.length is None or (split != "replicate" and config.num_streams(facts, split) != 1):
         return None
-    return num_batches(facts.length, config.batch_size, config.drop_last)
+    own = config.share.count(facts.length)
+    return num_batches(own, config.batch_size, config.drop_last)
