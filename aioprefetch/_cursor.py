@@ -15,14 +15,12 @@ _REMEMBERED = 1 << 16  # batches handed over with a number, the last of them
 
 
 class Cursor:
-    """The epoch of the open or next pass, and what has been delivered of it.
+    """Where a Prefetcher stands.
 
     Attributes
     ----------
-    epoch
-        Of the pass that is open or was left, else of the next one.
     record
-        Of the pass that is open, or of the last one.
+        Of the pass that is open, or of the last one; after a state was loaded, what that says.
     seed
         Of the run, where it was drawn or loaded.
     layout
@@ -38,7 +36,6 @@ class Cursor:
     """
 
     def __init__(self, share: Share) -> None:
-        self.epoch = 0
         self.record = Record(Passed(0), share)
         self.seed: int | None = None
         self.layout = Layout()
@@ -47,44 +44,36 @@ class Cursor:
         self.reset = False
         self.spent = False
         self._share = share
-        self._begun = False  # whether the epoch's pass has begun
-        self._chosen: int | None = None  # the epoch that set_epoch asked for
-        self._first: int | None = None  # epoch of the iteration that goes on
+        self._next = 0  # epoch of the next iteration
+        self._open = False  # whether the pass of the record is being iterated
+        self._left = False  # whether it was left before its end, and nothing else was chosen
+        self.first_epoch = 0  # of the iteration that is open or was left
+        self._first: int | None = None  # epoch of the iteration that a state was taken in
         self._loaded: dict[int, Passed] = {}
         self._handed: dict[int, Handed] = {}
 
     # Passes
 
     @property
-    def chosen(self) -> int | None:
-        """The epoch that was asked for and is not begun."""
-        return self._chosen
+    def epoch(self) -> int:
+        """The epoch that is open or was left unfinished, else the next one."""
+        return self.record.epoch if self._open or self._left else self._next
 
     def choose(self, epoch: int) -> None:
         """Begin with an epoch; where it was left, if a state that was loaded says so."""
-        self._chosen = epoch
+        self._next, self._left = epoch, False
         if epoch not in self._loaded:
             self._loaded.clear()
-            self._first = None
 
     def begin(self) -> Record:
-        """The record of a pass that begins now."""
-        if self._chosen is not None:
-            self.epoch, self._chosen = self._chosen, None
-        elif self._begun:
-            self.epoch += 1
-        self._begun = True
+        """The record of an iteration that begins now."""
+        self.first_epoch = self._next
+        if self._next in self._loaded and self._first is not None:
+            self.first_epoch = self._first
         self._handed.clear()
-        if not self._loaded:
-            self._first = None
-        self._first = self.epoch if self._first is None else self._first
-        self.record = self.record_of(self.epoch)
+        self.turn(self.record_of(self._next))
+        self._open, self._left = True, False
         return self.record
-
-    @property
-    def first_epoch(self) -> int:
-        """Of the iteration that is open, begun before a state of it was loaded."""
-        return self.epoch if self._first is None else self._first
 
     def record_of(self, epoch: int) -> Record:
         """A new record, which goes on where a state was that has been loaded."""
@@ -92,13 +81,21 @@ class Cursor:
 
     def turn(self, record: Record) -> None:
         """The iteration goes on to another epoch."""
-        self.epoch, self.record = record.epoch, record
+        self.record = record
+        self._next = record.epoch + 1
 
-    def finish(self) -> None:
-        """The iteration has come to its end."""
-        self.epoch += 1
-        self._begun = False
-        self._first = None
+    def undo(self, record: Record) -> None:
+        """The iteration could not begin: what it would have begun is next again."""
+        if self._open and record is self.record:
+            self._open = False
+            self._next, self._first = record.epoch, self.first_epoch
+            self._loaded[record.epoch] = record.passed()
+
+    def leave(self, record: Record, *, finished: bool) -> None:
+        """The iteration is over."""
+        if self._open and record is self.record:
+            self._open = False
+            self._left = not finished and self._next == record.epoch + 1
 
     # State
 
@@ -109,34 +106,27 @@ class Cursor:
             del self._handed[next(iter(self._handed))]
 
     def state(self, seed: int, layout: Layout, pending: Iterable[int] | None) -> dict[str, Any]:
-        state = State(
-            seed,
-            layout,
-            self._share,
-            self._first_to_go_on(),
-            self._passes(self._pending(pending)),
-        )
-        return to_json(state)
+        """All this, but for batches that are pending."""
+        passes = self._passes(self._pending(pending))
+        return to_json(State(seed, layout, self._share, self._first_of(passes[0]), passes))
 
-    def _first_to_go_on(self) -> int:
-        if self._chosen is not None and not self._loaded:
-            return self._chosen
-        return self.first_epoch
+    def _first_of(self, passed: Passed) -> int:
+        """The first epoch of the iteration that a pass belongs to."""
+        if self._open or self._left:
+            return self.first_epoch
+        return passed.epoch if self._first is None or not self._loaded else self._first
 
     def _passes(self, pending: Sequence[Handed]) -> tuple[Passed, ...]:
-        if self._chosen is not None or not self._begun:
-            epoch = self.epoch if self._chosen is None else self._chosen
-            rest = [self._own(self._loaded[e]) for e in sorted(self._loaded) if e >= epoch]
-            return tuple(rest) or (Passed(epoch),)
+        if not (self._open or self._left):
+            waiting = [self._loaded[epoch] for epoch in sorted(self._loaded)]
+            own = [Record(passed, self._share).passed() for passed in waiting]
+            return tuple(own) or (Passed(self._next),)
         records = {handed.record.epoch: handed.record for handed in pending}
         records[self.record.epoch] = self.record
         return tuple(
             records[epoch].passed([h for h in pending if h.record.epoch == epoch])
             for epoch in sorted(records)
         )
-
-    def _own(self, passed: Passed) -> Passed:
-        return Record(passed, self._share).passed()
 
     def _pending(self, numbers: Iterable[int] | None) -> list[Handed]:
         if numbers is None:
@@ -175,11 +165,11 @@ class Cursor:
         self.num_streams = state.layout.num_streams
         first = state.passes[0]
         self.origin = (first.epoch, first.settled)
-        self.record = Record(first, self._share)
         self._loaded = {passed.epoch: passed for passed in state.passes}
-        self._chosen = first.epoch
         self._first = state.first_epoch
-        self._handed.clear()
+        self._next, self._left = first.epoch, False
+        if not self._open:
+            self.record = Record(first, self._share)
 
     def draw_seed(self) -> int:
         """The seed of a run that was given none."""

@@ -114,7 +114,11 @@ class Iteration:
         self._suspended = 0.0  # time.monotonic() when the consumer last was
         self._out_of_breath = False  # whether letting others run was cut short
         if session is not None:
-            self._window = session.begin(self, self._record)
+            try:
+                self._window = session.begin(self, self._record)
+            except BaseException:  # a state that does not fit
+                cursor.undo(self._record)
+                raise
 
     def next_record(self) -> Record | None:
         """Of the epoch after those whose plans have been begun; None when there is none."""
@@ -194,19 +198,17 @@ class Iteration:
         self._check_loop(self._session)
         try:
             await self._session.start()
+            self._check()
+            if self._window is None:
+                self._window = self._session.begin(self, self._record)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._over = self._over or "done"
-            raise
-        self._check()
-        if self._window is None:
-            try:
-                self._window = self._session.begin(self, self._record)
-            except BaseException:  # a state that does not fit
+            if self._over is None:
+                self._cursor.undo(self._record)
                 self._over = "done"
                 await self._end_session()
-                raise
+            raise
         return self._window
 
     async def _breathe(self) -> None:
@@ -256,7 +258,6 @@ class Iteration:
         return record
 
     async def _finish(self) -> None:
-        self._cursor.finish()
         self.stop("done")
         await self._end_session()
 
@@ -270,6 +271,7 @@ class Iteration:
         """No more batches; whoever waits is told why."""
         if self._over is None:
             self._over = reason
+            self._cursor.leave(self._record, finished=reason == "done")
             window, self._window = self._window, None
             if self._session is not None and window is not None:
                 self._session.end_pass(self, window)

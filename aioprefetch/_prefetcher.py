@@ -262,10 +262,7 @@ class Prefetcher:
     @property
     def epoch(self) -> int:
         """The epoch that is open or was left unfinished, else the next one."""
-        cursor = self._cursor
-        if cursor.chosen is not None and (self._live is None or self._live.over):
-            return cursor.chosen
-        return cursor.epoch
+        return self._cursor.epoch
 
     @property
     def delivered(self) -> int:

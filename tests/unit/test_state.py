@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioprefetch import Prefetcher, TaskError
+from aioprefetch import Prefetcher, TaskError, WorkerStartError
 from aioprefetch._delivered import Delivered, Run, Share
 from aioprefetch._state import from_json, to_json
 from tests.resume.journeys import (
@@ -494,6 +495,30 @@ async def test_a_factory_s_source_is_checked_once_it_is_made() -> None:
     p.load_state_dict({**state, "shuffle": False})
     with pytest.raises(ValueError, match="length of the source is 11, and here it is 10"):
         await anext(aiter(p))
+
+
+def fail_at_first(path: Path) -> Any:
+    def init(_: int) -> None:
+        if not path.exists():
+            path.touch()
+            raise RuntimeError("not yet")
+
+    return init
+
+
+@one_loop
+@pytest.mark.parametrize("num_proc", [0, 1])
+async def test_a_start_that_failed_has_not_used_the_state(num_proc: int, tmp_path: Path) -> None:
+    p = Prefetcher(Indexed(10), num_proc=0)
+    await take(p, 4)
+    init = fail_at_first(tmp_path / "tried")
+    q = Prefetcher(Indexed(10), num_proc=num_proc, worker_init_fn=init)
+    q.load_state_dict(p.state_dict())
+    with pytest.raises(WorkerStartError):
+        await anext(aiter(q))
+    assert q.state_dict() == p.state_dict()
+    assert [item async for item in q] == [4, 5, 6, 7, 8, 9]
+    assert q.epoch == 1
 
 
 @given(st.data())
