@@ -17,6 +17,7 @@ from ._place import WorkerInfo, rng, worker_info
 from ._shared import SharedList
 
 if _typing.TYPE_CHECKING:
+    from ._blocking import blocking
     from ._prefetcher import Prefetcher, PrefetchIterator
     from ._samplers import RandomSampler, SubsetSampler, WeightedSampler
 
@@ -37,6 +38,7 @@ __all__ = [
     "WorkerInfo",
     "WorkerStartError",
     "__version__",
+    "blocking",
     "rng",
     "worker_info",
 ]
@@ -56,6 +58,7 @@ _IN_THE_PARENT = {
     "RandomSampler": "_samplers",
     "SubsetSampler": "_samplers",
     "WeightedSampler": "_samplers",
+    "blocking": "_blocking",
 }
 
 
