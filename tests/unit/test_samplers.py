@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aioprefetch import Prefetcher, RandomSampler, SubsetSampler, WeightedSampler
-from aioprefetch._streams import Reading
 from tests.datasets import Numbers
 from tests.helpers import collect
 
@@ -310,10 +309,9 @@ async def test_a_prefetcher_delivers_its_keys_epoch_by_epoch(make: Make, num_pro
 
 
 @makers
-def test_what_reads_it_can_go_anywhere(make: Make) -> None:
-    """Its iterator is found to know where it is, and is put where it was."""
-    whole = list(make(2000, 1))
-    reading = Reading(make(2000, 1), {"position": 1500})
-    assert reading.has_state
-    assert [reading.take_sync() for _ in range(2)] == [(whole[1500],), (whole[1501],)]
-    assert reading.state() == {"position": 1502}
+def test_the_iterator_keeps_the_state_and_the_sampler_none(make: Make) -> None:
+    """What reads it looks for both methods, on the iterable first."""
+    sampler = make(10, 0)
+    for method in ("state_dict", "load_state_dict"):
+        assert not hasattr(sampler, method)
+        assert callable(getattr(iter(sampler), method))
