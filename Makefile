@@ -1,12 +1,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+EDGE ?= .venv-edge
 ARGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos resume soak lint format docs bench bench-quick reliability
+.PHONY: help demo test edge chaos resume soak lint format docs bench bench-quick reliability
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +17,9 @@ demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
 
 test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VENV=.venv-3.12)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+edge: $(EDGE)/.group-edge ## Test the examples that need datasets, jax, pyarrow, webdataset
+	$(EDGE)/bin/python -m pytest -n 2 --dist worksteal tests/edge $(ARGS)
 
 chaos: $(VENV)/.group-test ## Every fault under every start method and loop, about 10 minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos tests/chaos $(ARGS)
@@ -61,6 +65,12 @@ $(VENV)/.group-%: pyproject.toml $(VENV)/.pip
 
 $(VENV)/.extra-%: pyproject.toml $(VENV)/.pip
 	$(BIN)/python -m pip install --quiet -e '.[$*]'
+	@touch $@
+
+$(EDGE)/.group-edge: pyproject.toml
+	test -d $(EDGE) || $(PYTHON) -m venv $(EDGE)
+	$(EDGE)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(EDGE)/bin/python -m pip install --quiet --group edge -e .
 	@touch $@
 
 # The other loaders need Python 3.11. torch first and by name: pip then takes the CPU build at hand.

@@ -1,5 +1,6 @@
 """Prefetch data in worker processes and iterate it with ``async for``."""
 
+import importlib as _importlib
 import typing as _typing
 
 from ._errors import (
@@ -16,22 +17,28 @@ from ._place import WorkerInfo, rng, worker_info
 from ._shared import SharedList
 
 if _typing.TYPE_CHECKING:
+    from ._blocking import blocking
     from ._prefetcher import Prefetcher, PrefetchIterator
+    from ._samplers import RandomSampler, SubsetSampler, WeightedSampler
 
 __all__ = [
     "PoolBroken",
     "PrefetchError",
     "PrefetchIterator",
     "Prefetcher",
+    "RandomSampler",
     "SerializationError",
     "SharedList",
     "SkipItem",
+    "SubsetSampler",
     "TaskError",
     "TaskTimeout",
+    "WeightedSampler",
     "WorkerDied",
     "WorkerInfo",
     "WorkerStartError",
     "__version__",
+    "blocking",
     "rng",
     "worker_info",
 ]
@@ -44,12 +51,21 @@ def _publish(name: str, public: _typing.Any) -> None:
     public.__module__ = __name__  # what users see in tracebacks and reprs
 
 
-def __getattr__(name: str) -> _typing.Any:
-    # A worker imports this package too, and none of what it takes to start workers.
-    if name in ("PrefetchIterator", "Prefetcher"):
-        from . import _prefetcher
+# A worker imports this package too, and none of what only its parent needs.
+_IN_THE_PARENT = {
+    "PrefetchIterator": "_prefetcher",
+    "Prefetcher": "_prefetcher",
+    "RandomSampler": "_samplers",
+    "SubsetSampler": "_samplers",
+    "WeightedSampler": "_samplers",
+    "blocking": "_blocking",
+}
 
-        _publish(name, getattr(_prefetcher, name))
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in _IN_THE_PARENT:
+        module = _importlib.import_module(f"{__name__}.{_IN_THE_PARENT[name]}")
+        _publish(name, getattr(module, name))
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -155,8 +155,11 @@ class Iteration:
             self._check()
             request = window.pop()
             if request is not None:
-                if self._counts(request, keeps):
-                    return request
+                try:
+                    if self._counts(request, keeps):
+                        return request
+                finally:
+                    del request
             elif window.broken is not None:
                 raise PoolBroken(str(window.broken)) from window.broken.__cause__
             elif not window.finished:
@@ -247,7 +250,10 @@ class Iteration:
         assert outcome is not None
         record.settle(request.planned, outcome)
         if type(outcome) is Failed:
-            raise outcome.error
+            try:
+                raise outcome.error
+            finally:  # an error knows this frame: it must not lead from there to itself
+                del request, outcome
         return made
 
     def _begin_quota(self, record: Record) -> Record:
@@ -322,6 +328,7 @@ def _opened(request: Request) -> Any:
         return outcome.payload.open() if request.ready is None else request.ready.result()
     except BaseException as error:  # a __setstate__ of the user's, or transfer
         task, transferred = request.task, request.ready is not None
+        request.ready = None  # which has the error, and the error this frame
         what = "transfer failed" if transferred else "it could not be rebuilt"
         raise TaskError(
             f"the batch came but {what}: {describe_error(error)} "

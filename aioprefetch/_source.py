@@ -213,10 +213,20 @@ def was_cancelled(error: BaseException) -> bool:
     return task is not None and task.cancelling() > 0
 
 
+_TORCH_WORKER = "torch.utils.data._utils.worker"
+
+
 def torch_worker_info(worker: int, num_workers: int, seed: int, source: Any) -> None:
     """Make ``torch.utils.data.get_worker_info()`` true in this worker, if torch is there."""
-    module: Any = sys.modules.get("torch.utils.data._utils.worker")
+    module: Any = sys.modules.get(_TORCH_WORKER)
     if module is not None:
         module._worker_info = module.WorkerInfo(
             id=worker, num_workers=num_workers, seed=seed, dataset=source
         )
+
+
+def no_torch_worker_info() -> None:
+    """Take it back: what is divided already, by `shard` say, must not divide itself once more."""
+    module: Any = sys.modules.get(_TORCH_WORKER)
+    if module is not None:
+        module._worker_info = None

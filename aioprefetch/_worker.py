@@ -29,6 +29,7 @@ from ._source import (
     describe,
     is_async_function,
     log,
+    no_torch_worker_info,
     reset,
     start_epoch,
     torch_worker_info,
@@ -231,6 +232,8 @@ class Worker:
 
     def settle(self, split: Split | None, num_streams: int) -> None:
         """Learn how the source is read, before the first task."""
+        if split not in (None, "worker") and not self._terms.in_process:
+            no_torch_worker_info()  # it was there for a source that nobody knew yet
         self._terms = replace(self._terms, split=split, num_streams=num_streams)
         self._desk = replace(self._desk, replicates=split == "replicate")
         self._desks.clear()

@@ -7,8 +7,10 @@ import copy
 import importlib
 import os
 import random
+import sys
 import threading
 import time
+import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -435,6 +437,26 @@ class TorchFlow(TorchIterable):
         info = aioprefetch.worker_info()
         assert info is not None
         return iter(portion(self.length, info.num_proc, info.id))
+
+
+class TellsTorch(Shards):
+    """Each item says whether torch would have the reader divide itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield item, sys.modules[TORCH_WORKER]._worker_info is not None
+
+
+TORCH_WORKER = "torch.utils.data._utils.worker"
+
+
+def tells_torch() -> TellsTorch:
+    """A source that is made in the worker, where something like torch is."""
+    module: Any = types.ModuleType(TORCH_WORKER)
+    module.WorkerInfo = types.SimpleNamespace
+    module._worker_info = None
+    sys.modules[TORCH_WORKER] = module
+    return TellsTorch(6)
 
 
 class Counted:

@@ -1,11 +1,14 @@
 """What becomes of an error: each stage under each policy, odd exceptions, deaths."""
 
 import asyncio
+import gc
 import os
 import pickle
 import threading
 import traceback
+import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -615,3 +618,21 @@ async def test_a_key_that_cannot_be_rebuilt_here_still_names_its_error() -> None
     seen = await outcomes(Prefetcher(KeySource(9, faulty.identity), sampler=keys))
     assert [seen[0], type(seen[1]), seen[2]] == [0, TaskError, 3]
     assert "bad 2" in str(seen[1])
+
+
+@one_loop
+@pytest.mark.parametrize("arguments", [{"map_fn": faulty.fail}, {"transfer": faulty.fail}])
+async def test_an_error_does_not_keep_its_pass_alive(arguments: dict[str, Any]) -> None:
+    """Nor does it wait for the garbage collector to end what was dropped."""
+    async with Prefetcher(Map(4, faulty.identity), num_proc=0, **arguments) as p:
+        gc.disable()
+        try:
+            iterator = aiter(p)
+            for _ in range(4):
+                with suppress(TaskError):
+                    await anext(iterator)
+            there = weakref.ref(iterator)
+            del iterator
+            assert there() is None
+        finally:
+            gc.enable()

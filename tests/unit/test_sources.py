@@ -45,6 +45,7 @@ from tests.datasets import (
     async_ten,
     double,
     portion,
+    tells_torch,
     ten,
 )
 from tests.helpers import LOOPS, START_METHODS, Loop, collect, run, warns
@@ -259,6 +260,13 @@ async def test_a_length_that_raises_is_none_for_map_style(error: type[Exception]
 
 
 # Factories
+
+
+@pytest.mark.parametrize(("split", "told"), [("shard", False), ("worker", True), (None, False)])
+async def test_torch_tells_only_those_who_divide_themselves(split: Any, told: bool) -> None:
+    """Also where the split is known only when the worker has made the source."""
+    items = await collect(Prefetcher(tells_torch, split=split, num_proc=1))
+    assert items == [(item, told) for item in range(6)]
 
 
 @pytest.mark.parametrize("kind", [Counted, AsyncCounted])
