@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test edge chaos resume soak lint format docs bench bench-quick reliability
+.PHONY: help demo test conformance edge chaos resume soak lint format docs bench bench-quick reliability
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
 
 test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VENV=.venv-3.12)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+conformance: $(PEERS)/.group-peers ## Compare with torch, dataset by dataset
+	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)
 
 edge: $(EDGE)/.group-edge ## Test the examples that need datasets, jax, pyarrow, webdataset
 	$(EDGE)/bin/python -m pytest -n 2 --dist worksteal tests/edge $(ARGS)

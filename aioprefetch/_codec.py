@@ -6,10 +6,13 @@ and become segments of their own, so that no array is copied into it.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -18,6 +21,7 @@ from cloudpickle import cloudpickle as _cloudpickle
 from ._arena import Block, Reader, Writer
 from ._culprit import explain
 from ._errors import SerializationError
+from ._tensors import reducers, tensor_type
 from ._wire import LARGE, Segment
 
 _ALIGN = 64
@@ -274,16 +278,29 @@ def _encode(value: Any, dumps: Dumps, in_band: int = LARGE) -> list[Segment]:
 
 
 def plain_dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
+    if tensor_type():
+        return _dumps_with_tensors(value, buffer_callback)
     return pickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
 
 
-def dumps_with(pickler: type[pickle.Pickler]) -> Dumps:
+def dumps_with(pickler: Any) -> Dumps:
     def dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
         file = io.BytesIO()
-        pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+        kind = _with_tensors(pickler) if tensor_type() else pickler
+        kind(file, protocol=5, buffer_callback=buffer_callback).dump(value)
         return file.getvalue()
 
     return dumps
+
+
+@cache
+def _with_tensors(pickler: Any) -> Any:
+    """The same, but tensors are arrays to it."""
+    known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+    return type(pickler.__name__, (pickler,), {"dispatch_table": ChainMap(reducers(), known)})
+
+
+_dumps_with_tensors = dumps_with(pickle.Pickler)
 
 
 def message(record: Any) -> list[Segment]:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ._tensors import can_stack, stack, tensor_type
+
 # Where the arrays of a batch are made: a worker process has them in memory it shares.
 allocate: ContextVar[Callable[..., NDArray[Any]]] = ContextVar("allocate", default=np.empty)
 
@@ -90,7 +92,7 @@ def _rule(first: Any, path: str) -> _Collate:
             return rule
     if is_dataclass(first) and not isinstance(first, type):
         return _collate_dataclass
-    if isinstance(first, _tensor_type()):
+    if isinstance(first, tensor_type()):
         return _stack_tensors
     raise _no_batch(first, path, 0)
 
@@ -170,14 +172,11 @@ def _collate_text(items: _Items, path: str) -> _Items:
     return items
 
 
-def _tensor_type() -> Any:
-    """torch's tensor class where torch is imported; a tensor cannot exist where it is not."""
-    return getattr(sys.modules.get("torch"), "Tensor", ())
-
-
 def _stack_tensors(tensors: _Items, path: str) -> Any:
     torch = sys.modules["torch"]
-    _check_kind(tensors, _tensor_type(), path)
+    _check_kind(tensors, tensor_type(), path)
+    if can_stack(tensors):
+        return stack(tensors, allocate.get())
     first = tensors[0]
     for position, tensor in enumerate(tensors):
         if tensor.is_nested or tensor.layout is not torch.strided:
@@ -370,4 +369,4 @@ def _name(item: Any) -> str:
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    return f"{name} of {item.dtype}" if isinstance(item, (np.ndarray, _tensor_type())) else name
+    return f"{name} of {item.dtype}" if isinstance(item, (np.ndarray, tensor_type())) else name

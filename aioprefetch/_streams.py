@@ -161,11 +161,16 @@ class Streams:
 
     def _copy(self, number: int, epoch: int) -> Any:
         """What a stream is read from; its worker has told the source itself of the epoch."""
+        made = self.copy_of(number)
+        if made is not self._source:
+            start_epoch(made, epoch)
+        return made
+
+    def copy_of(self, number: int) -> Any:
+        """What a stream is read from, by its number among all."""
         made = self._copies.get(number)
         if made is None:
             made = self._copies[number] = self._make(number)
-        if made is not self._source:
-            start_epoch(made, epoch)
         return made
 
     def _make(self, number: int) -> Any:

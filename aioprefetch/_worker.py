@@ -185,6 +185,7 @@ class Worker:
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
         self._desk = Desk(info, number, False, False, page, incarnation, terms.origin)
         self._desks: dict[int, Desk] = {}  # by stream
+        self._told_torch: WorkerInfo | None = None
         self._call: Call = call or (call_async if terms.is_async else call_sync)
         self.is_async = terms.is_async
         self._slots: asyncio.Semaphore | None = None
@@ -271,7 +272,10 @@ class Worker:
 
         ``again`` says what is known of a task that another worker has had.
         """
-        desk = self._desk if task.stream == NO_STREAM else self._desk_of(task.stream)
+        try:
+            desk = self._desk if task.stream == NO_STREAM else self._desk_of(task.stream)
+        except BaseException as error:  # of the user's __deepcopy__
+            return self.failed(task, values, error)
         job = Job(desk, ticket, task, values, again)
         try:
             if self._began != (task.run, task.epoch) or self._beginners:
@@ -309,16 +313,21 @@ class Worker:
 
     def _tell_torch(self, info: WorkerInfo) -> None:
         """Have torch's datasets see where they are."""
-        if self._terms.split in (None, "worker"):
-            torch_worker_info(info.id, info.num_proc, info.seed % 2**63, self._source)
+        if self._terms.split in (None, "worker") and info is not self._told_torch:
+            torch_worker_info(info.id, info.num_proc, info.seed % 2**63, info.source)
+            self._told_torch = info
 
     def _desk_of(self, stream: int) -> Desk:
         """What the tasks of a stream have in common."""
         desk = self._desks.get(stream)
         if desk is None:
             assert self._streams is not None
-            number = self._streams.number(stream)
-            info = replace(self._desk.info, id=number, num_proc=self._terms.num_streams)
+            number, source = self._streams.number(stream), self._source
+            if self._terms.split == "worker":
+                source = self._streams.copy_of(number)
+            info = replace(
+                self._desk.info, id=number, num_proc=self._terms.num_streams, source=source
+            )
             desk = self._desks[stream] = replace(self._desk, info=info, stream=number)
         return desk
 
@@ -368,7 +377,7 @@ class Worker:
         task = job.task
         assert self._streams is not None
         stream = self._streams.open(task.run, task.epoch, task.stream)
-        if len(self._desks) > 1 and not self._terms.in_process:
+        if not self._terms.in_process:
             self._tell_torch(job.desk.info)
         resume = None if job.again is None else job.again.resume
         chunk = await stream.read(task.position, task.size, self._call, job.reading, resume)

@@ -473,6 +473,7 @@ def test_tensors() -> None:
 class FakeTensor:
     shape = (2,)
     dtype = layout = "of torch"
+    device = types.SimpleNamespace(type="elsewhere")
     is_nested = False
 
 
