@@ -237,6 +237,10 @@ class Config:
 
     # What follows from it
 
+    def facts_now(self) -> Facts:
+        """What is known of the source, which may have grown since it was given."""
+        return self.facts if self.facts.kind == "factory" else describe(self.source)
+
     def context(self) -> BaseContext:
         """The multiprocessing context that workers are started from."""
         context = self.mp_context or default_start_method()

@@ -10,18 +10,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from ._config import Config
 from ._cursor import Cursor
 from ._delivered import Tail
 from ._iteration import Iteration, outlast
 from ._session import Session, length_of_epoch
-from ._source import Facts, Split, describe
+from ._source import Facts, Split
 from ._state import Layout
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-class Prefetcher:
+    Batch = TypeVar("Batch", default=Any)
+else:
+    from typing import TypeVar
+
+    Batch = TypeVar("Batch")
+
+
+class Prefetcher(Generic[Batch]):
     """Read, transform and batch a dataset in worker processes, and iterate it with ``async for``.
 
     One ``async for`` is one epoch. Opened with ``async with``, its workers live until the
@@ -178,7 +187,7 @@ class Prefetcher:
 
     # Iterating
 
-    def __aiter__(self) -> PrefetchIterator:
+    def __aiter__(self) -> PrefetchIterator[Batch]:
         """Begin the next epoch; an iteration that is still open is superseded by it.
 
         Raises
@@ -190,7 +199,7 @@ class Prefetcher:
         """
         return PrefetchIterator(self, self._begin())
 
-    def numbered(self) -> NumberedIterator:
+    def numbered(self) -> NumberedIterator[Batch]:
         """The same, each batch with its number: for consumers that keep batches for a while.
 
         Numbers go up by one a batch, failed and empty ones included, over the epochs of one
@@ -221,8 +230,10 @@ class Prefetcher:
 
     def _facts(self) -> Facts:
         """What is known of the source."""
-        opened = self._session is not None and self._session.started
-        return self._session.facts if self._session is not None and opened else self._config.facts
+        session = self._session
+        if session is not None and session.started:
+            return session.facts
+        return self._config.facts_now()
 
     @property
     def _make_session(self) -> Callable[[], Session]:
@@ -240,8 +251,6 @@ class Prefetcher:
             source, or it is read as several streams.
         """
         facts = self._facts()
-        if facts is self._config.facts and facts.kind != "factory":
-            facts = describe(self._config.source)
         length = None if facts.kind == "factory" else length_of_epoch(self._config, facts)
         if length is None:
             raise TypeError(f"an epoch of {facts.name} has no known length")
@@ -390,7 +399,7 @@ class Prefetcher:
             self._finalizer = None
         return session
 
-    async def __aenter__(self) -> Prefetcher:
+    async def __aenter__(self) -> Prefetcher[Batch]:
         await self.start()
         return self
 
@@ -404,12 +413,19 @@ class Prefetcher:
 
     # As a source of another
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(
+                f"{name} of a Prefetcher cannot be set: make another with other arguments"
+            )
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         if name == "shard" and callable(getattr(self.__dict__["_config"].source, "shard", None)):
             return self._shard
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _shard(self, num_shards: int, index: int) -> Prefetcher:
+    def _shard(self, num_shards: int, index: int) -> Prefetcher[Batch]:
         arguments = self._config.arguments()
         source = arguments.pop("source").shard(num_shards=num_shards, index=index)
         with _quiet():
@@ -431,7 +447,7 @@ class Prefetcher:
         return f"<Prefetcher of {self._config.facts.name}, {state}, epoch {self.epoch}>"
 
 
-def _rebuild(arguments: dict[str, Any]) -> Prefetcher:
+def _rebuild(arguments: dict[str, Any]) -> Prefetcher[Any]:
     with _quiet():
         return Prefetcher(arguments.pop("source"), **arguments)
 
@@ -444,22 +460,22 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class PrefetchIterator:
+class PrefetchIterator(Generic[Batch]):
     """One epoch of a Prefetcher; made by iterating it.
 
     Several tasks may share one: each batch goes to exactly one of them.
     """
 
-    def __init__(self, prefetcher: Prefetcher, iteration: Iteration) -> None:
+    def __init__(self, prefetcher: Prefetcher[Any], iteration: Iteration) -> None:
         self._prefetcher = prefetcher  # alive as long as it is iterated
         self._iteration = iteration
         finalizer = weakref.finalize(self, iteration.abandon)
         finalizer.atexit = False
 
-    def __aiter__(self) -> PrefetchIterator:
+    def __aiter__(self) -> PrefetchIterator[Batch]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> Batch:
         """The next batch. Cancelling it, by a time-out too, loses nothing.
 
         Raises
@@ -474,13 +490,14 @@ class PrefetchIterator:
             The workers, started by the first call where the Prefetcher is not open, did not
             come up.
         """
-        return await self._iteration.next()
+        batch: Batch = await self._iteration.next()
+        return batch
 
     async def aclose(self) -> None:
         """End this iteration; from then on it has ended."""
         await self._iteration.aclose()
 
-    async def __aenter__(self) -> PrefetchIterator:
+    async def __aenter__(self) -> PrefetchIterator[Batch]:
         return self
 
     async def __aexit__(
@@ -492,12 +509,12 @@ class PrefetchIterator:
         await self.aclose()
 
 
-class NumberedIterator(PrefetchIterator):
+class NumberedIterator(PrefetchIterator[tuple[int, Batch]]):
     """The same with numbers; made by `Prefetcher.numbered`."""
 
-    def __aiter__(self) -> NumberedIterator:
+    def __aiter__(self) -> NumberedIterator[Batch]:
         return self
 
-    async def __anext__(self) -> tuple[int, Any]:
+    async def __anext__(self) -> tuple[int, Batch]:
         """The number of the next batch, and the batch; as `PrefetchIterator` gives it."""
         return await self._iteration.next_numbered()

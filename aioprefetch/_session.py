@@ -48,7 +48,7 @@ class Session:
         self._seed = self._run_seed()
         self._runs = itertools.count()
         self._source = config.source
-        self._facts = config.facts
+        self._facts = config.facts_now()
         self._split: Split | None = None
         self._num_streams = 0  # of all hosts
         self._transfer = None if config.transfer is None else Transfer(config.transfer)
