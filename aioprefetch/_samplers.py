@@ -12,6 +12,7 @@ of its distributions, which it does not.
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -30,8 +31,9 @@ _FRACTION_BITS = 53  # of a float64
 class Keys(Iterator[int]):
     """The keys of one epoch; says where it is, and goes anywhere."""
 
-    def __init__(self, length: int, draw: Callable[[int], list[int]]) -> None:
+    def __init__(self, length: int, draw: Callable[[int], list[int]], of: int) -> None:
         self._length = length
+        self._of = of  # a hash of the sampler
         self._draw = draw  # the keys of the block with a number
         self._position = 0
         self._number = -1  # of the block in hand
@@ -47,11 +49,15 @@ class Keys(Iterator[int]):
         return self._block[offset]
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is: ``{"position": k}``, the next key being the k-th."""
-        return {"position": self._position}
+        """Where it is, the next key being the k-th, and of which sampler."""
+        return {"position": self._position, "of": self._of}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to where ``state`` was taken. Raises ValueError when that is beyond the end."""
+        """Go to where ``state`` was taken; ValueError when that was in another sampler's keys."""
+        if state.get("of", self._of) != self._of:
+            raise ValueError(
+                "the state was saved with another sampler: what it draws from, or its seed, differs"
+            )
         position = operator.index(state["position"])
         if not 0 <= position <= self._length:
             raise ValueError(
@@ -63,6 +69,8 @@ class Keys(Iterator[int]):
 
 class _Sampler:
     """What all have in common: a seed, an epoch, a length."""
+
+    _shuffle = True
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self._num_samples = num_samples
@@ -84,7 +92,13 @@ class _Sampler:
         return self._num_samples
 
     def __iter__(self) -> Keys:
-        return Keys(self._num_samples, partial(self._draw, self._epoch))
+        kind = f"{type(self).__name__} {self._seed} {self._shuffle}".encode()
+        of = zlib.crc32(self._draws_from(), zlib.crc32(kind))
+        return Keys(self._num_samples, partial(self._draw, self._epoch), of)
+
+    def _draws_from(self) -> Any:
+        """Bytes that tell it from another of its kind."""
+        raise NotImplementedError
 
     def _draw(self, epoch: int, number: int) -> list[int]:
         """The keys of a block."""
@@ -123,6 +137,9 @@ class RandomSampler(_Sampler):
         self._length = _checked("length", length, 1, _LIMIT)
         super().__init__(_num_samples(num_samples, self._length), seed)
 
+    def _draws_from(self) -> bytes:
+        return str(self._length).encode()
+
     def _draw(self, epoch: int, number: int) -> list[int]:
         keys: list[int] = (self._words(epoch, number) % np.uint64(self._length)).tolist()
         return keys
@@ -156,6 +173,9 @@ class WeightedSampler(_Sampler):
     ) -> None:
         self._shares = _cumulated(weights)
         super().__init__(_num_samples(num_samples, len(self._shares)), seed)
+
+    def _draws_from(self) -> Any:
+        return self._shares
 
     def _draw(self, epoch: int, number: int) -> list[int]:
         fractions = (self._words(epoch, number) >> np.uint64(64 - _FRACTION_BITS)) * 2.0**-53
@@ -193,6 +213,11 @@ class SubsetSampler(_Sampler):
         self._indices = _copied(indices)
         self._shuffle = shuffle
         super().__init__(len(self._indices), seed)
+
+    def _draws_from(self) -> Any:
+        if isinstance(self._indices, range):
+            return str(self._indices).encode()
+        return self._indices
 
     def _draw(self, epoch: int, number: int) -> list[int]:
         start = number * _BLOCK

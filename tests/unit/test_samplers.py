@@ -69,7 +69,7 @@ def test_going_somewhere_is_reading_up_to_there(
     reading = iter(sampler)
     assert list(itertools.islice(reading, place)) == whole[:place]
     state = reading.state_dict()
-    assert state == {"position": place}
+    assert state["position"] == place
     elsewhere = iter(sampler)
     next(elsewhere)  # has a block in hand, perhaps not the one that it goes to
     elsewhere.load_state_dict(state)
@@ -137,6 +137,24 @@ def test_the_end_of_a_huge_epoch_is_at_hand(sampler: Sampler) -> None:
     assert all(0 <= key < LARGEST for key in last)
     reading.load_state_dict({"position": LARGEST - 1})
     assert list(reading) == last[2:]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RandomSampler(11),
+        RandomSampler(10, seed=1),
+        WeightedSampler([1] * 9 + [2]),
+        SubsetSampler(range(10)),
+        SubsetSampler(range(10), shuffle=False),
+        SubsetSampler([9, 8, 7, 6, 5, 4, 3, 2, 1, 0]),
+    ],
+    ids=range(6),
+)
+def test_a_position_in_other_keys_is_refused(other: Any) -> None:
+    for mine in (RandomSampler(10), WeightedSampler([1] * 10), SubsetSampler([*range(10)])):
+        with pytest.raises(ValueError, match="saved with another sampler"):
+            iter(mine).load_state_dict(iter(other).state_dict())
 
 
 @makers
