@@ -18,7 +18,8 @@ from ._shared import SharedList
 
 if _typing.TYPE_CHECKING:
     from ._blocking import blocking
-    from ._prefetcher import Prefetcher, PrefetchIterator
+    from ._iterators import PrefetchIterator
+    from ._prefetcher import Prefetcher
     from ._samplers import RandomSampler, SubsetSampler, WeightedSampler
 
 __all__ = [
@@ -53,7 +54,7 @@ def _publish(name: str, public: _typing.Any) -> None:
 
 # A worker imports this package too, and none of what only its parent needs.
 _IN_THE_PARENT = {
-    "PrefetchIterator": "_prefetcher",
+    "PrefetchIterator": "_iterators",
     "Prefetcher": "_prefetcher",
     "RandomSampler": "_samplers",
     "SubsetSampler": "_samplers",

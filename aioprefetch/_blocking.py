@@ -19,7 +19,8 @@ from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from ._prefetcher import Prefetcher, PrefetchIterator
+from ._iterators import PrefetchIterator
+from ._prefetcher import Prefetcher
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from typing import Any
 from . import _seeds
 from ._delivered import TAILS, Share, Tail
 from ._memory import SOME_MEMORY, total
+from ._program import Program, Terms, is_async_program
 from ._source import SPLITS, Facts, Split, choose_split, describe, is_async_function, length_of
 from ._state import Layout
-from ._worker import Program, Terms, is_async_program
 
 _SHARE = 4  # the window may take a quarter of the memory that this process may
 _MANY_ITEMS = 256  # items prefetched at least where each is delivered alone

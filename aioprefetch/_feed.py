@@ -17,11 +17,11 @@ from ._errors import TaskError, describe_error
 from ._messages import NO_STREAM, Progress, Task
 from ._payload import Payload
 from ._plan import Pass, Planned
+from ._program import call_async, call_sync, drive
 from ._reading import Call, End, Sequence
 from ._record import Record
 from ._source import is_async_iterable, start_epoch
 from ._threads import Helper
-from ._worker import call_async, call_sync, drive
 
 Pack = Callable[[Values[Any]], Payload]
 Store = Callable[[Payload], Payload]

@@ -20,9 +20,10 @@ from ._dispatch import Request
 from ._errors import PoolBroken, WorkerStartError, describe_error
 from ._messages import Again, Outcome
 from ._payload import Live, Payload
+from ._program import Program, Terms, drive
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
-from ._worker import Program, Terms, Worker, drive
+from ._worker import Worker
 
 
 class _Here:

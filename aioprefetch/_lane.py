@@ -42,11 +42,11 @@ from ._messages import (
 from ._page import InHand
 from ._payload import Parcel, Payload, Store, sent
 from ._process import WorkerProcess
+from ._program import Terms
 from ._source import log
 from ._stack import is_stopped
 from ._threads import Helper
 from ._wire import Frame, Segment
-from ._worker import Terms
 
 OOM_SCORE_ADJ = "AIOPREFETCH_OOM_SCORE_ADJ"
 _MAX_CHUNK = 256

@@ -13,6 +13,7 @@ from . import _codec
 from ._exceptions import pack_error
 from ._messages import Do, Goodbye, Hello, Order, Refused, Release, Settle
 from ._payload import Intake
+from ._program import drive
 from ._report import Reporter
 from ._serve import (
     OPENING,
@@ -25,7 +26,7 @@ from ._serve import (
     watch_parent,
 )
 from ._wire import Frame, Segment
-from ._worker import Worker, drive
+from ._worker import Worker
 
 
 class Copies:

@@ -32,13 +32,13 @@ from ._lane import Lane, watches_descriptors
 from ._memory import SOME_MEMORY, oom_kills, total
 from ._messages import Ended, Failed, Refused, Release, Report, Settle, Trim
 from ._payload import Payload, Store, encode_values
+from ._program import Program, Terms
 from ._restarts import Restarts
 from ._source import Facts, Split, log
 from ._submit_lane import SubmitLane
 from ._threads import Helper
 from ._verdict import Rules, charge, describe_death, guilty
 from ._watch import Watch
-from ._worker import Program, Terms
 
 START_DEADLINE = 300.0  # seconds for all workers to load the source and say hello
 _HELD_SHARE = 2  # a warning names what is held when it is half of the memory there is

@@ -1,4 +1,4 @@
-"""The public handles: a Prefetcher, and an iterator over one of its passes."""
+"""The public handle: a Prefetcher, its configuration and its place."""
 
 from __future__ import annotations
 
@@ -10,24 +10,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import Any, Generic, Literal
 
 from ._config import Config
 from ._cursor import Cursor
 from ._delivered import Tail
 from ._iteration import Iteration, outlast
+from ._iterators import Batch, NumberedIterator, PrefetchIterator
 from ._session import Session, length_of_epoch
 from ._source import Facts, Split
 from ._state import Layout
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    Batch = TypeVar("Batch", default=Any)
-else:
-    from typing import TypeVar
-
-    Batch = TypeVar("Batch")
 
 
 class Prefetcher(Generic[Batch]):
@@ -458,63 +450,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-class PrefetchIterator(Generic[Batch]):
-    """One epoch of a Prefetcher; made by iterating it.
-
-    Several tasks may share one: each batch goes to exactly one of them.
-    """
-
-    def __init__(self, prefetcher: Prefetcher[Any], iteration: Iteration) -> None:
-        self._prefetcher = prefetcher  # alive as long as it is iterated
-        self._iteration = iteration
-        finalizer = weakref.finalize(self, iteration.abandon)
-        finalizer.atexit = False
-
-    def __aiter__(self) -> PrefetchIterator[Batch]:
-        return self
-
-    async def __anext__(self) -> Batch:
-        """The next batch. Cancelling it, by a time-out too, loses nothing.
-
-        Raises
-        ------
-        TaskError
-            This batch failed; the next call goes on.
-        PoolBroken
-            No worker is left.
-        RuntimeError
-            The Prefetcher was closed, or another iteration of it has begun.
-        SerializationError, WorkerStartError
-            The workers, started by the first call where the Prefetcher is not open, did not
-            come up.
-        """
-        batch: Batch = await self._iteration.next()
-        return batch
-
-    async def aclose(self) -> None:
-        """End this iteration; from then on it has ended."""
-        await self._iteration.aclose()
-
-    async def __aenter__(self) -> PrefetchIterator[Batch]:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-
-class NumberedIterator(PrefetchIterator[tuple[int, Batch]]):
-    """The same with numbers; made by `Prefetcher.numbered`."""
-
-    def __aiter__(self) -> NumberedIterator[Batch]:
-        return self
-
-    async def __anext__(self) -> tuple[int, Batch]:
-        """The number of the next batch, and the batch; as `PrefetchIterator` gives it."""
-        return await self._iteration.next_numbered()

@@ -42,11 +42,12 @@ from ._messages import (
 )
 from ._page import Page
 from ._payload import Intake
+from ._program import Program, Terms, drive
 from ._report import Reporter
 from ._source import Facts
 from ._stack import write_stacks_into
 from ._wire import BlockingChannel, Channel, Frame, Segment
-from ._worker import Program, Terms, Worker, drive
+from ._worker import Worker
 
 try:
     import fcntl

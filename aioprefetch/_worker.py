@@ -1,33 +1,30 @@
 """The work itself: fetch, map, collate; the same in a worker process and on a thread.
 
-Every step is written once, as a coroutine. Where all the user's functions are synchronous
-nothing in it suspends, and `drive` runs it as a plain call; where one is not, a loop runs it
-and up to ``concurrency`` items are in flight.
+Where one of the user's functions is asynchronous a loop runs it, and up to ``concurrency`` items
+are in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import types
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 from . import _seeds
 from ._collate import allocate, default_collate
-from ._delivered import EVERYTHING, Share
 from ._errors import SkipItem, Stage, TaskError
 from ._job import Desk, Job
 from ._messages import NO_STREAM, Again, Ended, Failed, Lost, Made, Nothing, Outcome, Task
 from ._page import Page
 from ._place import Place, WorkerInfo, current
+from ._program import Program, Terms, call_async, call_sync, checked, drive
 from ._reading import Call
 from ._source import (
     Facts,
     Split,
     describe,
-    is_async_function,
     log,
     no_torch_worker_info,
     reset,
@@ -36,8 +33,6 @@ from ._source import (
     was_cancelled,
 )
 from ._streams import Streams
-
-T = TypeVar("T")
 
 
 class Outbox(Protocol):
@@ -55,75 +50,6 @@ class Outbox(Protocol):
 
     def trim(self) -> None:
         """Give unused memory back."""
-
-
-class Program(NamedTuple):
-    """Everything a worker runs; shipped once."""
-
-    source: Any
-    map_fn: Any = None
-    collate_fn: Any = None
-    on_error: Any = "raise"
-    worker_init_fn: Any = None
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How the program is to be run."""
-
-    seed: int
-    num_proc: int
-    batched: bool
-    drop_last: bool
-    concurrency: int
-    is_async: bool  # a loop runs the work
-    in_process: bool  # in the user's own process, whose generators are not touched
-    split: Split | None = None  # None for a map-style source, and until a factory is called
-    num_streams: int = 0  # of all hosts
-    share: Share = EVERYTHING
-    origin: tuple[int, ...] = ()  # where the run goes on, if a state says so
-
-
-def is_async_program(program: Program, facts: Facts) -> bool:
-    """Whether any step of it has to be awaited."""
-    steps = (program.map_fn, program.collate_fn, program.on_error, program.worker_init_fn)
-    return (
-        facts.is_async
-        or any(is_async_function(step) for step in steps)
-        or inspect.isasyncgenfunction(program.worker_init_fn)
-    )
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    work.close()
-    raise RuntimeError("synchronous work was suspended")
-
-
-async def call_sync(function: Any, *args: Any) -> Any:
-    """Call a synchronous function of the user's."""
-    return _checked(function, function(*args))
-
-
-def _checked(function: Any, value: Any) -> Any:
-    """What a synchronous function gave, if it is one."""
-    if type(value) is types.CoroutineType:
-        value.close()
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        raise TypeError(f"{name} returned a coroutine: declare it with 'async def'")
-    return value
-
-
-async def call_async(function: Any, *args: Any) -> Any:
-    """Call a function of the user's, and await what an asynchronous one gives."""
-    value = function(*args)
-    if type(value) is types.CoroutineType or is_async_function(function):
-        return await value
-    return value
 
 
 class _Left(NamedTuple):
@@ -442,10 +368,10 @@ class Worker:
                 return drive(self._failed(job, _lost(job, offset, value.error)))
             try:
                 if job.fetches:
-                    value = _checked(self._fetch, self._fetch(value))
+                    value = checked(self._fetch, self._fetch(value))
                 stage = "map"
                 if self._map_fn is not None:
-                    value = _checked(self._map_fn, self._map_fn(value))
+                    value = checked(self._map_fn, self._map_fn(value))
                 return value
             except SkipItem:
                 return _Left(by_error=False)

@@ -12,8 +12,8 @@ import pytest
 
 from aioprefetch import Prefetcher
 from aioprefetch import _arena as arena
+from aioprefetch._iterators import PrefetchIterator
 from aioprefetch._payload import Intake, Parcel, Store, encode_values, sent
-from aioprefetch._prefetcher import PrefetchIterator
 from tests.processes import eventually
 
 SIDE = 512  # an image of 1 MiB
