@@ -46,6 +46,8 @@ def test_fault(name: str) -> None:
 @pytest.mark.parametrize(("method", "loop"), [cell for cell in MATRIX if cell != USUAL])
 @pytest.mark.parametrize("name", SCENES)
 def test_fault_everywhere(name: str, method: str, loop: str) -> None:
+    if name.startswith("23") and method == "fork":
+        pytest.skip("multiprocessing leaves four descriptors open for each fork that fails")
     play(name, method, loop)
 
 
