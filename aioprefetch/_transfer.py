@@ -22,8 +22,14 @@ class Transfer:
     def begin(self, request: Request) -> asyncio.Future[Any]:
         """Begin with the batch of a request that was made."""
         self._running = self._thread.call(self._do, request)
-        self._running.add_done_callback(_retrieve)
+        self._running.add_done_callback(self._done)
         return self._running
+
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        if future is self._running:
+            self._running = None  # what it gave is the consumer's alone
+        if not future.cancelled():
+            future.exception()  # whoever was to get it may have gone
 
     def _do(self, request: Request) -> Any:
         outcome = request.outcome
@@ -42,9 +48,3 @@ class Transfer:
     def where(self) -> str:
         """The line of code that the thread is at."""
         return self._thread.where()
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    # Whoever was to get it may have gone.
-    if not future.cancelled():
-        future.exception()

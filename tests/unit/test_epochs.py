@@ -114,7 +114,7 @@ async def test_there_is_no_gap_between_epochs() -> None:
             async for item in p:
                 if last is not None:
                     gaps.append(time.monotonic() - last)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
                 last = time.monotonic()
                 assert item is not None
         best = min(best, gaps[7])
@@ -122,7 +122,7 @@ async def test_there_is_no_gap_between_epochs() -> None:
 
 
 def slow_start(item: int) -> int:
-    time.sleep(0.3 if item == 0 else 0.0)
+    time.sleep(0.15 if item == 0 else 0.0)
     return item
 
 
