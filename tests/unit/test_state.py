@@ -288,9 +288,9 @@ async def test_a_sequence_that_does_not_repeat_itself_is_an_error(
     await take(p, 3)
     q = Prefetcher(**{**arguments, **others}, num_proc=num_proc)
     q.load_state_dict(p.state_dict())
-    with pytest.raises(TaskError, match="others than before"):
-        await anext(aiter(q))
-    await q.aclose()
+    async with aiter(q) as iterator:
+        with pytest.raises(TaskError, match="others than before"):
+            await anext(iterator)
 
 
 @one_loop
@@ -301,9 +301,9 @@ async def test_a_stream_s_own_state_is_in_the_state() -> None:
     assert stream["state"] == {"json": {"at": 4}}
     q = Prefetcher(Repeating(8), num_proc=0, batch_size=2)
     q.load_state_dict(p.state_dict())
-    with pytest.raises(TaskError, match="needs state_dict"):
-        await anext(aiter(q))
-    await q.aclose()
+    async with aiter(q) as iterator:
+        with pytest.raises(TaskError, match="needs state_dict"):
+            await anext(iterator)
 
 
 class Pickled(Repeating):
