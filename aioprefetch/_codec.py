@@ -6,7 +6,6 @@ and become segments of their own, so that no array is copied into it.
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 from collections import ChainMap
@@ -278,9 +277,13 @@ def _encode(value: Any, dumps: Dumps, in_band: int = LARGE) -> list[Segment]:
 
 
 def plain_dumps(value: Any, buffer_callback: _Buffers = None) -> bytes:
-    if tensor_type():
-        return _dumps_with_tensors(value, buffer_callback)
-    return pickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
+    if not tensor_type():
+        return pickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5, buffer_callback=buffer_callback)
+    pickler.dispatch_table = reducers()
+    pickler.dump(value)
+    return file.getvalue()
 
 
 def dumps_with(pickler: Any) -> Dumps:
@@ -296,11 +299,9 @@ def dumps_with(pickler: Any) -> Dumps:
 @cache
 def _with_tensors(pickler: Any) -> Any:
     """The same, but tensors are arrays to it."""
-    known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
-    return type(pickler.__name__, (pickler,), {"dispatch_table": ChainMap(reducers(), known)})
-
-
-_dumps_with_tensors = dumps_with(pickle.Pickler)
+    # Its own table stands in the class, where one that an instance is given is not seen.
+    table = ChainMap(reducers({}), pickler.dispatch_table)
+    return type(pickler.__name__, (pickler,), {"dispatch_table": table})
 
 
 def message(record: Any) -> list[Segment]:

@@ -197,14 +197,14 @@ def _collate_mapping(items: _Items, path: str) -> Mapping[Any, Any]:
     columns = {key: _collate([item[key] for item in items], f"{path}[{key!r}]") for key in items[0]}
     if type(items[0]) is dict:
         return columns
-    return _rebuilt_mapping(items[0], columns)
+    return rebuilt_mapping(items[0], columns)
 
 
 def _collate_tuple(items: _Items, path: str) -> Any:
     _check_kind(items, type(items[0]), path)
     names = getattr(items[0], "_fields", None)
     if names is None:
-        return _rebuilt_sequence(items[0], tuple(_columns(items, path)), tuple)
+        return rebuilt_sequence(items[0], tuple(_columns(items, path)), tuple)
     columns = zip(names, zip(*items, strict=True), strict=True)
     batch = [_collate(list(column), f"{path}.{name}") for name, column in columns]
     return type(items[0])._make(batch)
@@ -212,7 +212,7 @@ def _collate_tuple(items: _Items, path: str) -> Any:
 
 def _collate_sequence(items: _Items, path: str) -> Any:
     _check_kind(items, Sequence, path)
-    return _rebuilt_sequence(items[0], _columns(items, path), list)
+    return rebuilt_sequence(items[0], _columns(items, path), list)
 
 
 def _columns(items: _Items, path: str) -> list[Any]:
@@ -254,7 +254,7 @@ _RULES: tuple[tuple[type | tuple[type, ...], _Collate], ...] = (
 # given up.
 
 
-def _rebuilt_mapping(first: Mapping[Any, Any], columns: dict[Any, Any]) -> Mapping[Any, Any]:
+def rebuilt_mapping(first: Mapping[Any, Any], columns: dict[Any, Any]) -> Mapping[Any, Any]:
     try:
         batch = _rebuilt(first, columns, columns.items())
         kept = all(batch[key] is value for key, value in columns.items())
@@ -263,7 +263,7 @@ def _rebuilt_mapping(first: Mapping[Any, Any], columns: dict[Any, Any]) -> Mappi
     return batch if kept else columns
 
 
-def _rebuilt_sequence(first: Any, columns: Any, plain: type) -> Any:
+def rebuilt_sequence(first: Any, columns: Any, plain: type) -> Any:
     if type(first) is plain:
         return columns
     try:

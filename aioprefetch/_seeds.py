@@ -17,7 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.random  # numpy loads it when it is first used, which would be the first item
 
-Domain = Literal["item", "group", "batch", "stream", "replica", "reading", "shuffle", "sampler"]
+Domain = Literal[
+    "item", "group", "batch", "stream", "replica", "reading", "shuffle", "worker", "sampler"
+]
 
 SEED_BITS = 64
 

@@ -57,8 +57,8 @@ def describe(source: Any) -> Facts:
     name = getattr(source, "__qualname__", kind.__qualname__)
     if is_generator_function(source):
         return Facts("iterable", name, is_async=inspect.isasyncgenfunction(_unwrap(source)))
-    is_torch = _is_torch_iterable(kind)
-    if not is_torch and _has(kind, "__getitem__") and _has(kind, "__len__"):
+    is_torch = is_torch_s(kind, "IterableDataset")
+    if not is_torch and _is_map_style(kind):
         return _map_style(source, name)
     if is_torch or _has(kind, "__aiter__") or _has(kind, "__iter__"):
         return _iterable(source, name, is_torch)
@@ -89,11 +89,19 @@ def is_async_iterable(iterable: Any) -> bool:
     return _has(type(iterable), "__aiter__")
 
 
-def _is_torch_iterable(kind: type) -> bool:
+def is_torch_s(kind: type, name: str) -> bool:
+    """Whether it has this base class of ``torch.utils.data``, which is not imported for that."""
     return any(
-        base.__name__ == "IterableDataset" and base.__module__.startswith("torch.utils.data")
+        base.__name__ == name and base.__module__.startswith("torch.utils.data")
         for base in kind.__mro__
     )
+
+
+def _is_map_style(kind: type) -> bool:
+    if _has(kind, "__getitem__") and _has(kind, "__len__"):
+        return True
+    # Beside a sampler torch's need no length. What one has to override is there in any case.
+    return is_torch_s(kind, "Dataset") and not _has(kind, "__iter__")
 
 
 def _map_style(source: Any, name: str) -> Facts:

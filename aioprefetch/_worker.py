@@ -7,6 +7,7 @@ are in flight.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ._source import (
     Facts,
     Split,
     describe,
+    is_async_function,
     log,
     no_torch_worker_info,
     reset,
@@ -105,13 +107,14 @@ class Worker:
         self._source = program.source
         self._map_fn = program.map_fn
         self._collates = terms.batched or program.collate_fn is not None
+        self._collate_fn = self._in_place(program.collate_fn or default_collate)
         self._fetch: Any = None  # its __getitem__
         self._groups = False  # whether batches are fetched by its __getitems__
         self._number = number
         info = WorkerInfo(number, max(1, terms.num_proc), terms.seed, 0, -1, None, None)
         self._desk = Desk(info, number, False, False, page, incarnation, terms.origin)
         self._desks: dict[int, Desk] = {}  # by stream
-        self._told_torch: WorkerInfo | None = None
+        self._told_torch: tuple[WorkerInfo, int] | None = None
         self._call: Call = call or (call_async if terms.is_async else call_sync)
         self.is_async = terms.is_async
         self._slots: asyncio.Semaphore | None = None
@@ -149,12 +152,13 @@ class Worker:
         self._fetch = getattr(self._source, "__getitem__", None)
         self._groups = terms.batched and hasattr(self._source, "__getitems__")
         self._inform(source=self._source)
-        if not terms.in_process:
-            self._tell_torch(self._desk.info)
+        self._tell_torch(self._desk.info, 0)
         if terms.split == "replicate":
             self._differ()
         if terms.split != "shard":
             await self._call(reset, self._source)
+        if self._desk.seeds_globals:
+            _seeds.seed_globals(_seeds.key_of(terms.seed, "worker", 0, self._number))
         self._inform(state=await self._first_half())
 
     def settle(self, split: Split | None, num_streams: int) -> None:
@@ -237,11 +241,16 @@ class Worker:
         self._desks.clear()
         current.set(Place(info, 0, -1, info.seed))
 
-    def _tell_torch(self, info: WorkerInfo) -> None:
+    def _tell_torch(self, info: WorkerInfo, epoch: int) -> None:
         """Have torch's datasets see where they are."""
-        if self._terms.split in (None, "worker") and info is not self._told_torch:
-            torch_worker_info(info.id, info.num_proc, info.seed % 2**63, info.source)
-            self._told_torch = info
+        if self._terms.in_process or self._terms.split not in (None, "worker"):
+            return
+        told = self._told_torch
+        if told is None or told[0] is not info or told[1] != epoch:
+            # As torch has it, another in each worker and each epoch.
+            seed = _seeds.key_of(info.seed, "worker", epoch, info.id) >> 65
+            torch_worker_info(info.id, info.num_proc, seed, info.source)
+            self._told_torch = info, epoch
 
     def _desk_of(self, stream: int) -> Desk:
         """What the tasks of a stream have in common."""
@@ -287,6 +296,7 @@ class Worker:
                     while self._running:  # items of the epoch before, which are awaited
                         self._idle.clear()
                         await self._idle.wait()
+                    self._tell_torch(job.desk.info, job.task.epoch)
                     await self._call(start_epoch, self._source, job.task.epoch)
                     self._began = began
         except BaseException as error:
@@ -303,8 +313,7 @@ class Worker:
         task = job.task
         assert self._streams is not None
         stream = self._streams.open(task.run, task.epoch, task.stream)
-        if not self._terms.in_process:
-            self._tell_torch(job.desk.info)
+        self._tell_torch(job.desk.info, task.epoch)
         resume = None if job.again is None else job.again.resume
         chunk = await stream.read(task.position, task.size, self._call, job.reading, resume)
         job.task = task._replace(position=chunk.first)
@@ -444,18 +453,29 @@ class Worker:
                 self._outbox.discard()
 
     async def _collate(self, job: Job, items: list[Any]) -> Any:
-        collate = self._program.collate_fn
         try:
-            if collate is None:
-                token = allocate.set(self._outbox.empty)
-                try:
-                    return default_collate(items)
-                finally:
-                    allocate.reset(token)
+            if self._program.collate_fn is None:
+                return self._collate_fn(items)
             with job.batch("batch"):
-                return await self._call(collate, items if self._terms.batched else items[0])
+                collated = items if self._terms.batched else items[0]
+                return await self._call(self._collate_fn, collated)
         except BaseException as error:
             raise _stop(job, "collate", error) from None
+
+    def _in_place(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same function, which finds the memory that the batch is delivered in."""
+        if is_async_function(collate):  # while it waits, another batch discards what is not sent
+            return collate
+
+        @functools.wraps(collate)
+        def collate_in_place(items: Any) -> Any:
+            token = allocate.set(self._outbox.empty)
+            try:
+                return collate(items)
+            finally:
+                allocate.reset(token)
+
+        return collate_in_place
 
     async def _unshippable(self, job: Job, skipped: int, error: BaseException) -> Outcome:
         if self._terms.batched or self._program.on_error == "raise":

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import multiprocessing
+from collections import OrderedDict, UserList, defaultdict, deque, namedtuple
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make conformance")
 
@@ -22,13 +27,20 @@ from torch.utils.data import (  # noqa: E402
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
+    default_convert,
 )
+from torch.utils.data._utils.collate import default_collate_fn_map  # noqa: E402
 
 from aioprefetch import Prefetcher  # noqa: E402
 from aioprefetch.torch import collate, from_dataloader  # noqa: E402
 from tests.conformance.torch_sources import (  # noqa: E402
     Dividing,
+    Eager,
+    Endless,
+    Given,
     Grouped,
+    Marked,
     Pairs,
     Plain,
     Points,
@@ -37,6 +49,9 @@ from tests.conformance.torch_sources import (  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+# torch takes seconds to import: once here, not in every worker.
+multiprocessing.set_forkserver_preload(["aioprefetch._serve", "torch"])
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -47,21 +62,27 @@ def same(ours: Any, theirs: Any) -> bool:
         return bool(ours.dtype == theirs.dtype and torch.equal(ours, theirs))
     if isinstance(ours, np.ndarray):
         return bool(ours.dtype == theirs.dtype and np.array_equal(ours, theirs))
-    if isinstance(ours, dict):
+    if isinstance(ours, (dict, MappingProxyType)):
         return list(ours) == list(theirs) and all(same(ours[key], theirs[key]) for key in ours)
-    if isinstance(ours, (list, tuple)):
+    if isinstance(ours, (list, tuple, deque, UserList)):
         return len(ours) == len(theirs) and all(map(same, ours, theirs))
     return bool(ours == theirs)
 
 
-async def check(make_loader: Callable[[], DataLoader[Any]], epochs: int = 1, **others: Any) -> None:
-    theirs, ours = make_loader(), from_dataloader(make_loader(), **others)
+async def read(p: Prefetcher) -> list[Any]:
+    return [batch async for batch in p]
+
+
+async def check(make_loader: Callable[[], DataLoader[Any]], epochs: int = 1) -> None:
+    """A loader, and a Prefetcher made of another like it, give the same."""
+    theirs, ours = make_loader(), from_dataloader(make_loader())
     for _ in range(epochs):
         expected = list(theirs)
-        got = [batch async for batch in ours]
-        assert len(got) == len(expected)
-        assert all(map(same, got, expected))
+        assert len(expected) > 0
+        assert same(await read(ours), expected)
 
+
+# Map-style
 
 MAPS: dict[str, dict[str, Any]] = {
     "one by one": {"batch_size": 1},
@@ -69,8 +90,10 @@ MAPS: dict[str, dict[str, Any]] = {
     "drop_last": {"batch_size": 4, "drop_last": True},
     "without batches": {"batch_size": None},
     "a sampler": {"batch_size": 3, "sampler": [5, 3, 1, 1, 0, 12]},
+    "a tensor of keys": {"batch_size": 3, "sampler": torch.tensor([5, 3, 1])},
     "a batch sampler": {"batch_sampler": [[1, 2], [0], [5, 5, 5]]},
-    "keys of a batch": {"batch_size": None, "sampler": SequentialSampler(range(13))},
+    "some in their order": {"batch_size": 2, "sampler": SequentialSampler(range(5))},
+    "a list of items": {"batch_size": 3, "collate_fn": list},
 }
 
 
@@ -86,16 +109,27 @@ async def test_map_style(how: str, num_workers: int) -> None:
     [
         Grouped(),
         Subset(Pairs(), [7, 3, 3, 9]),
-        ConcatDataset([Pairs(3), Plain(3)]),
+        Subset(Grouped(), [7, 3, 3, 9]),
+        ConcatDataset([Plain(3), Plain(4)]),
         TensorDataset(torch.arange(20).reshape(10, 2), torch.rand(10)),
         [torch.tensor(n) for n in range(7)],
     ],
-    ids=["getitems", "subset", "concat", "tensors", "a list"],
+    ids=["getitems", "subset", "subset of getitems", "concat", "tensors", "a list"],
 )
 @one_loop
 async def test_datasets(dataset: Any) -> None:
-    size = 1 if isinstance(dataset, ConcatDataset) else 3
-    await check(lambda: DataLoader(dataset, batch_size=size, num_workers=1))
+    await check(lambda: DataLoader(dataset, batch_size=3, num_workers=1))
+
+
+@one_loop
+async def test_a_dataset_without_a_length() -> None:
+    await check(lambda: DataLoader(Endless(), batch_size=2, sampler=[3, 5, 10**9], num_workers=1))
+    await check(lambda: DataLoader(Endless(), batch_sampler=[[3, 5], [7]]))
+    with pytest.raises(TypeError, match=r"Endless has no len\(\): give a sampler"):
+        Prefetcher(Endless())
+
+
+# Samplers
 
 
 def seeded() -> Any:
@@ -113,10 +147,6 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 
 @one_loop
-def distributed() -> Any:
-    return DistributedSampler(range(13), num_replicas=3, rank=1, seed=5)
-
-
 @pytest.mark.parametrize("how", SAMPLERS)
 async def test_samplers(how: str) -> None:
     await check(lambda: DataLoader(Plain(), batch_size=4, sampler=SAMPLERS[how]()), epochs=2)
@@ -144,23 +174,47 @@ async def test_shuffle_with_a_generator(num_workers: int) -> None:
 
 
 @one_loop
-async def test_shuffle_by_the_global_seed() -> None:
-    loader = DataLoader(Plain(), batch_size=4, shuffle=True)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"shuffle": True},
+        {"sampler": WeightedRandomSampler([1.0] * 13, 20)},
+        {"sampler": SubsetRandomSampler(range(13))},
+        {"sampler": Eager()},
+        {"batch_size": None, "sampler": Eager()},
+        {"batch_size": 1, "batch_sampler": BatchSampler(Eager(), 3, drop_last=False)},
+    ],
+    ids=["shuffle", "weighted", "subset", "draws at once", "not in batches", "in a batch sampler"],
+)
+async def test_orders_by_the_global_seed(how: dict[str, Any]) -> None:
+    loader = DataLoader(Plain(), **{"batch_size": 4, **how})
     torch.manual_seed(3)
-    expected = list(loader)
+    expected = [list(loader) for _ in range(2)]
     torch.manual_seed(3)
-    got = [batch async for batch in from_dataloader(loader)]
-    assert all(map(same, got, expected))
+    p = from_dataloader(loader)
+    assert same([await read(p) for _ in range(2)], expected)
+    assert not same(*expected)
+
+
+def distributed(rank: int) -> Any:
+    return DistributedSampler(range(13), num_replicas=3, rank=rank, seed=5)
 
 
 @one_loop
-async def test_distributed_epochs() -> None:
-    theirs, ours = distributed(), distributed()
+@pytest.mark.parametrize("rank", range(3))
+async def test_distributed_epochs(rank: int) -> None:
+    theirs = distributed(rank)
     loader = DataLoader(Plain(), batch_size=2, sampler=theirs)
-    p = from_dataloader(DataLoader(Plain(), batch_size=2, sampler=ours))
+    p = from_dataloader(DataLoader(Plain(), batch_size=2, sampler=distributed(rank)))
+    epochs = []
     for epoch in range(3):
         theirs.set_epoch(epoch)  # which a Prefetcher does by itself
-        assert all(map(same, [batch async for batch in p], list(loader)))
+        epochs.append(list(loader))
+        assert same(await read(p), epochs[-1])
+    assert not same(epochs[0], epochs[1])
+
+
+# Iterables
 
 
 @one_loop
@@ -178,6 +232,19 @@ async def test_iterables_in_other_ways(how: dict[str, Any]) -> None:
 
 
 @one_loop
+async def test_datapipes_are_refused() -> None:
+    datapipes = pytest.importorskip("torch.utils.data.datapipes.iter")
+    loader = DataLoader(datapipes.IterableWrapper(range(9)).sharding_filter(), num_workers=2)
+    with pytest.raises(ValueError, match=r"IterDataPipe.*split='parent'"):
+        from_dataloader(loader)
+    p = Prefetcher(loader.dataset, split="parent", num_proc=2)
+    assert await read(p) == list(range(9))
+
+
+# Training
+
+
+@one_loop
 async def test_a_network_sees_the_same_data() -> None:
     """Trained through either it ends with the same weights."""
     theirs, ours = Training(), Training()
@@ -185,6 +252,7 @@ async def test_a_network_sees_the_same_data() -> None:
         theirs.step(*batch)
     async for batch in Prefetcher(Points(), batch_size=16, num_proc=2, collate_fn=collate):
         ours.step(*batch)
+    assert len(theirs.losses) == 16
     assert theirs.losses[-1] < theirs.losses[0]
     assert ours.losses == theirs.losses
     assert all(map(torch.equal, ours.net.parameters(), theirs.net.parameters()))
@@ -209,51 +277,108 @@ class Training:
         self.losses.append(loss.item())
 
 
-def test_the_default_collate_of_torch() -> None:
-    cases: list[list[Any]] = [
-        [torch.rand(3), torch.rand(3)],
-        [torch.rand(3, 2).T, torch.rand(2, 3)],
-        [torch.tensor(1), torch.tensor(2)],
-        [torch.empty(0, 3)] * 2,
-        [torch.ones(2, dtype=torch.bfloat16)] * 3,
-        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
-        [np.arange(3), np.arange(3)],
-        [np.float32(1), np.float32(2)],
-        [1, 2],
-        [1.5, 2.5],
-        [True, False],
-        ["a", "b"],
-        [b"a", b"b"],
-        [{"a": 1, "b": [1.0, 2]}, {"a": 2, "b": [3.0, 4]}],
-        [(1, 2.0), (3, 4.0)],
-        [[torch.ones(2), "x"], [torch.zeros(2), "y"]],
-        [range(2), range(2)],
-        [Pairs()[0], Pairs()[1]],
-    ]
-    for items in cases:
-        assert same(collate(items), torch.utils.data.default_collate(items)), items
-    for wrong in (
-        [torch.ones(2), torch.ones(3)],
-        [[1, 2], [1]],
-        [np.array(["a"])] * 2,
-        [None, None],
-        [object(), object()],
-        [torch.eye(2).to_sparse()] * 2,
-    ):
-        with pytest.raises((TypeError, RuntimeError)) as theirs:
-            torch.utils.data.default_collate(wrong)
-        with pytest.raises(type(theirs.value)):
-            collate(wrong)
+# Collate
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def leaves() -> st.SearchStrategy[Callable[[int], Any]]:
+    """What makes the n-th item of a batch, in a way of its own for each kind of item."""
+    dtypes = st.sampled_from(
+        [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+    )
+    shapes = st.lists(st.integers(0, 3), max_size=3)
+    tensors = st.builds(lambda t, s: lambda n: torch.full(s, n).to(t), dtypes, shapes)
+    arrays = st.builds(
+        lambda t, s: lambda n: np.full(s, n, t), st.sampled_from(["f4", "f8", "i2", "?"]), shapes
+    )
+    others: list[Callable[[int], Any]] = [
+        int, float, bool, str, complex, np.float32, np.int16, np.bool_, np.str_,
+        lambda n: str(n).encode(),
+        lambda n: torch.full((2, 3), n).T,
+        lambda n: torch.full((3,), n, dtype=torch.float32).as_subclass(Marked),
+        lambda n: torch.full((1,), n).expand(4),
+        lambda n: np.full((2, 3), n).T,
+        lambda n: np.full(3, "a"),
+        lambda n: bytearray(b"ab"),
+        lambda n: range(n, n + 2),
+        lambda n: [n] * n,
+        lambda n: torch.full((n,), n),
+        lambda n: torch.tensor(n, dtype=torch.float64 if n else torch.float32),
+        lambda n: None,
+        lambda n: {n},
+        lambda n: n if n else float(n),
+        lambda n: {"a": n} if n else {"a": n, "b": n},
+    ]  # fmt: skip
+    return tensors | arrays | st.sampled_from(others)
+
+
+def containers(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    kinds: list[Callable[[Sequence[Any]], Any]] = [
+        list, tuple, deque, UserList,
+        lambda made: dict(enumerate(made)),
+        lambda made: OrderedDict(enumerate(made)),
+        lambda made: defaultdict(list, enumerate(made)),
+        lambda made: MappingProxyType(dict(enumerate(made))),
+        lambda made: Pair(made[0], made[-1]),
+    ]  # fmt: skip
+    return st.builds(
+        lambda kind, parts: lambda n: kind([part(n) for part in parts]),
+        st.sampled_from(kinds),
+        st.lists(parts, min_size=1, max_size=3),
+    )
+
+
+@given(st.recursive(leaves(), containers, max_leaves=4), st.integers(1, 3))
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_the_default_collate_of_torch(make: Callable[[int], Any], size: int) -> None:
+    items = [make(n) for n in range(size)]
+    assert same(outcome(collate, items), outcome(default_collate, items))
+
+
+def outcome(function: Callable[[Any], Any], items: list[Any]) -> Any:
+    """What it gives, or what it raises."""
+    try:
+        return function(items)
+    except Exception as error:
+        return [type(error), str(error)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_sparse_and_nested_tensors_are_refused_as_torch_does() -> None:
+    for tensor in (torch.eye(2).to_sparse(), torch.nested.nested_tensor([torch.ones(2)])):
+        refusal = outcome(collate, [tensor] * 2)
+        assert refusal[0] is RuntimeError
+        assert refusal == outcome(default_collate, [tensor] * 2)
+
+
+def test_rules_that_users_of_torch_have_added() -> None:
+    def count(batch: Any, *, collate_fn_map: Any = None) -> int:
+        return len(batch)
+
+    default_collate_fn_map[Points] = count
+    try:
+        assert collate([[Points(), torch.ones(2)]] * 3)[0] == 3
+    finally:
+        del default_collate_fn_map[Points]
+
+
+# What becomes of a loader
 
 
 @one_loop
 async def test_what_a_loader_has_that_is_not_carried_over_is_said() -> None:
-    with pytest.warns(UserWarning, match="timeout=5 is not carried over"):
+    with pytest.warns(UserWarning, match="timeout=5 is not carried over") as told:
         from_dataloader(DataLoader(Plain(), num_workers=1, timeout=5))
+    assert told[0].filename == __file__
 
 
-@one_loop
-async def test_a_loader_s_arguments_arrive() -> None:
+def arguments(loader: DataLoader[Any], **overrides: Any) -> dict[str, Any]:
+    config = from_dataloader(loader, **overrides)._config
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def test_a_loader_s_arguments_arrive() -> None:
     loader = DataLoader(
         Plain(),
         batch_size=2,
@@ -264,10 +389,13 @@ async def test_a_loader_s_arguments_arrive() -> None:
         worker_init_fn=print,
         collate_fn=list,
         generator=seeded(),
+        persistent_workers=True,
+        pin_memory=True,
     )
-    config = from_dataloader(loader, num_proc=1, retries=0)._config
+    got = arguments(loader, retries=0)
     asked = {
-        "num_proc": 1,
+        "source": loader.dataset,
+        "num_proc": 2,
         "retries": 0,
         "num_prefetch": 6,
         "ordered": False,
@@ -275,15 +403,42 @@ async def test_a_loader_s_arguments_arrive() -> None:
         "collate_fn": list,
         "seed": 7,
         "batch_size": 2,
+        "sampler": None,
     }
-    got = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     assert {name: got[name] for name in asked} == asked
     assert got["mp_context"].get_start_method() == "spawn"
+    assert callable(got["transfer"])
+
+
+def test_what_a_loader_says_nothing_of_is_left_alone() -> None:
+    torch.manual_seed(11)
+    got = arguments(DataLoader(Plain()))
+    plain = Prefetcher(Plain())._config
+    for name in ("num_prefetch", "mp_context", "worker_init_fn", "transfer", "sampler", "ordered"):
+        assert got[name] == getattr(plain, name), name
+    assert (got["seed"], got["num_proc"], got["collate_fn"]) == (11, 0, collate)
 
 
 @one_loop
 async def test_overrides_win() -> None:
-    loader = DataLoader(Plain(), batch_size=4, shuffle=True, num_workers=1)
-    p = from_dataloader(loader, sampler=None, shuffle=True, num_proc=0)
-    q = Prefetcher(Plain(), batch_size=4, shuffle=True, num_proc=0, collate_fn=collate)
-    assert all(map(same, [b async for b in p], [b async for b in q]))
+    loader = DataLoader(
+        Plain(), batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="spawn"
+    )
+    p = from_dataloader(loader, shuffle=True, num_proc=0, seed=5)
+    q = Prefetcher(Plain(), batch_size=4, shuffle=True, num_proc=0, seed=5, collate_fn=collate)
+    got = await read(p)
+    assert len(got) == 4
+    assert same(got, await read(q))
+    assert arguments(loader, num_proc=3)["num_prefetch"] == 6
+    keys = arguments(loader, batch_sampler=[[1]])
+    assert (keys["batch_sampler"], keys["sampler"], keys["batch_size"]) == ([[1]], None, None)
+
+
+def test_items_that_are_batched_after_all_or_no_longer() -> None:
+    batched = DataLoader(Plain(), batch_size=4, drop_last=True)
+    single = DataLoader(Plain(), batch_size=None)
+    assert arguments(batched, batch_size=None)["collate_fn"] is default_convert
+    assert arguments(single, batch_size=4)["collate_fn"] is collate
+    assert arguments(single)["collate_fn"] is default_convert
+    prepared = DataLoader(Given([[1, 2], [3]]), batch_size=None, collate_fn=default_collate)
+    assert arguments(prepared)["collate_fn"] is collate

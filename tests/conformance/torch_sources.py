@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+from aioprefetch.torch import collate
 
 
 class Pair(NamedTuple):
@@ -48,6 +52,27 @@ class Plain(Pairs):
         return index
 
 
+class Endless(Dataset[Any]):  # type: ignore[misc]
+    """Has no length: somebody else says which items there are."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Eager(Sampler[int]):  # type: ignore[misc]
+    """Draws from torch's own generator, before it is asked for the first key."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(13).tolist())
+
+    def __len__(self) -> int:
+        return 13
+
+
+class Marked(torch.Tensor):  # type: ignore[misc]
+    """A tensor of the user's own class."""
+
+
 class Drawing(Pairs):
     """Its items are drawn."""
 
@@ -82,13 +107,24 @@ class Telling(IterableDataset[Any]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         assert info is not None
-        yield info.id, info.num_workers, info.dataset is self, type(info.seed) is int
+        yield info.id, info.num_workers, info.dataset is self, info.seed
 
 
 class TellingMap(Pairs):
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
-        return None if info is None else (info.id, info.num_workers, info.dataset is self)
+        if info is None:
+            return None
+        return info.id, info.num_workers, info.dataset is self, info.seed
+
+
+def initial_seed(worker: int) -> int:
+    """A worker_init_fn as torch's documentation has it."""
+    info = get_worker_info()
+    assert info is not None
+    seed: int = torch.initial_seed()
+    assert seed == info.seed
+    return seed
 
 
 class Points(Dataset[Any]):  # type: ignore[misc]
@@ -104,3 +140,47 @@ class Points(Dataset[Any]):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         return self.x[index], self.y[index]
+
+
+# Where a tensor lies
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether it lies in memory that a worker shares with its parent."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= tensor.data_ptr() < end:
+            return line.endswith("/memfd:aioprefetch (deleted)")
+    return False
+
+
+def collate_and_look(items: list[Any]) -> tuple[Any, bool]:
+    """The batch, and whether it was stacked where it is delivered."""
+    batch = collate(items)
+    return batch, is_shared(batch)
+
+
+async def collate_and_look_later(items: list[Any]) -> tuple[Any, bool]:
+    return collate_and_look(items)
+
+
+class Given:
+    """Map-style: these items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def what_is_imported(items: list[Any]) -> list[str]:
+    assert collate(items) is not None
+    return [name for name in ("aioprefetch.torch", "aioprefetch._pool") if name in sys.modules]
+
+
+def grow(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.add_(1)
