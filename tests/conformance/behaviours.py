@@ -521,7 +521,7 @@ COLLATING = [
         "in a worker the batch is made in shared memory",
         "A",
         DISPATCH + "an_array_made_in_place_is_recognised",
-        TORCH + "tensors_are_stacked_in_place",
+        TORCH + "a_batch_is_written_once_and_handed_over_where_it_was",
         note="arrays and tensors",
     ),
     _torch(

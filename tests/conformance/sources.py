@@ -83,8 +83,9 @@ class Iterated:
 class Arrays:
     """Large items, of which one fails."""
 
-    def __init__(self, bad: int) -> None:
+    def __init__(self, bad: int, elements: int = 1 << 18) -> None:
         self.bad = bad
+        self.elements = elements
 
     def __len__(self) -> int:
         return 12
@@ -92,7 +93,7 @@ class Arrays:
     def __getitem__(self, index: int) -> Any:
         if index == self.bad:
             raise ValueError(f"bad {index}")
-        return np.full(1 << 18, index)
+        return np.full(self.elements, index)
 
 
 def affinity(_: Any) -> int:
