@@ -32,6 +32,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 }
 
 
+@one_loop
 @pytest.mark.parametrize("num_proc", [0, 2])
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("kind", SOURCES)
@@ -41,8 +42,8 @@ async def test_epochs_follow_each_other_and_do_not_mix(
     arguments = {**SOURCES[kind], "ordered": ordered, "num_proc": num_proc, "map_fn": Dawdle(1)}
     if kind == "divided":
         arguments["num_proc"] = 2 if num_proc else 0
-    one_by_one = Prefetcher(**arguments)
-    expected = [[item async for item in one_by_one] for _ in range(3)]
+    async with Prefetcher(**arguments) as one_by_one:
+        expected = [[item async for item in one_by_one] for _ in range(3)]
     p = Prefetcher(**arguments, epochs=3)
     got: list[list[int]] = [[], [], []]
     seen = []
@@ -118,6 +119,8 @@ async def test_there_is_no_gap_between_epochs() -> None:
                 last = time.monotonic()
                 assert item is not None
         best = min(best, gaps[7])
+        if best < 0.01:
+            break
     assert best < 3 * 0.01
 
 
