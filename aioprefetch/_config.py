@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
+import numpy as np
+
 from . import _seeds
 from ._delivered import TAILS, Share, Tail
 from ._memory import SOME_MEMORY, total
@@ -62,6 +64,7 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "facts", describe(self.source))
+        self._check_switches()
         self._check_numbers()
         self._check_hosts()
         self._check_functions()
@@ -74,6 +77,12 @@ class Config:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     # Checks
+
+    def _check_switches(self) -> None:
+        for name in ("drop_last", "shuffle", "ordered"):
+            value = getattr(self, name)
+            if not isinstance(value, (bool, np.bool_)):
+                raise TypeError(f"{name} must be True or False, not {value!r}")
 
     def _check_numbers(self) -> None:
         _at_least("num_proc", self.num_proc, 0)

@@ -37,6 +37,12 @@ def test_arguments_are_fixed() -> None:
             setattr(p, name, 3)
 
 
+@pytest.mark.parametrize("name", ["drop_last", "shuffle", "ordered"])
+def test_a_switch_is_no_text(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be True or False, not 'no'"):
+        Prefetcher(Squares(), **{name: "no"})  # type: ignore[arg-type]
+
+
 def test_types_say_what_a_batch_is() -> None:
     typed: Prefetcher[int] = Prefetcher[int](Squares())
     assert isinstance(typed, Prefetcher)
