@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -54,19 +55,26 @@ class Helper:
         future: asyncio.Future[Any] = loop.create_future()
         if self._stopped:
             future.cancel()
-            return future
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = function(*args)
-            except BaseException as raised:
-                error = raised
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, future, result, error)
-
-        self._calls.put(work)
+        else:
+            self._calls.put(partial(_work, loop, future, function, args))
         return future
+
+
+def _work(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    result, error = None, None
+    try:
+        result = function(*args)
+    except BaseException as raised:
+        error = raised
+    with suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(_settle, future, result, error)
+    # The traceback of an error leads to this frame, which must not lead back to the error.
+    del future, function, args, result, error
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
