@@ -23,14 +23,14 @@ async def travel(seed: int, **limits: int) -> None:
 
 
 @one_loop
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(3))
 async def test_on_a_thread(block: int) -> None:
     for seed in range(100 * block, 100 * (block + 1)):
         await travel(seed, most_procs=0)
 
 
 @one_loop
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(3))
 async def test_on_other_hosts(block: int) -> None:
     for seed in range(100 * block, 100 * block + 50):
         await travel(seed, most_procs=0, most_hosts=4)
@@ -45,7 +45,7 @@ async def test_in_processes(block: int) -> None:
 
 @pytest.mark.resume
 @one_loop
-@pytest.mark.parametrize("block", range(85))
+@pytest.mark.parametrize("block", range(90))
 async def test_many_on_a_thread(block: int) -> None:
     for seed in range(20_000 + 100 * block, 20_000 + 100 * (block + 1)):
         await travel(seed, most_procs=0, most_hosts=1 + block % 4)

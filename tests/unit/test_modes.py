@@ -167,8 +167,8 @@ def check_replicas(case: Case, loop: Loop, mp_context: str | None = None) -> Non
         assert sequence == [ordinal % length for ordinal in range(len(sequence))]
 
 
-inline = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-forked = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+inline = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+forked = settings(max_examples=18, suppress_health_check=[HealthCheck.too_slow])
 loops = st.sampled_from(LOOPS)
 orders = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 modes = pytest.mark.parametrize("mode", MODES)
