@@ -1,120 +1,90 @@
-"""Who gets what, and when: the queues of a pool, chunks, and tasks that are taken back.
+"""Who gets what, and when: the tasks of a pool, chunks, and tasks that are taken back.
 
 A worker holds what it runs and as much again, so that a blocked loop leaves it work. Quick
 tasks travel several to a message. What a worker has not begun while another is idle, and has
-said nothing for a while, is withdrawn and goes to that one. The loop alone calls this.
+said nothing for a while, is withdrawn and goes to that one. Of several lines the one that has
+had least of the workers' time comes first, and an urgent one before all. The loop alone calls
+this.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from ._arena import STALE
-from ._errors import TaskError
 from ._exceptions import pack_error
 from ._lane import Lane
-from ._messages import NO_STREAM, Again, Ended, Failed, Outcome, Progress, Report
+from ._line import Line
+from ._messages import NO_STREAM, Again, Ended, Failed, Outcome, Report
 from ._page import CLAIMS
-from ._plan import Planned
+from ._request import Request, Track
 
-CHUNK_SECONDS = 0.001  # of work that one message carries; 0 sends each task alone
 PATIENCE = 0.005  # seconds after a worker's last word
-_GROWTH = 1.25  # of the time that a task is taken for, from one report to the next
-
-
-class Request:
-    """The future of one task: made by the window, settled once by the pool."""
-
-    __slots__ = (
-        "_settled",
-        "charges",
-        "lost",
-        "outcome",
-        "payload",
-        "planned",
-        "ready",
-        "singly",
-        "task",
-    )
-
-    def __init__(self, planned: Planned, settled: Callable[[Request], None]) -> None:
-        self.planned = planned
-        self.task = planned.task
-        self.payload = planned.payload
-        self.ready: asyncio.Future[Any] | None = None  # the batch, transferred
-        self.outcome: Outcome | None = None
-        self.charges: dict[int, int] | None = None  # deaths, by the position in hand
-        self.lost: dict[int, TaskError] | None = None  # items given up, by position
-        self.singly = False  # whether its items are to be fetched one by one
-        self._settled = settled
-
-    def settle(self, outcome: Outcome) -> None:
-        if self.outcome is not None:
-            raise RuntimeError(f"batch {self.task.seq} has two outcomes: {self.outcome}, {outcome}")
-        self.outcome = outcome
-        self._settled(self)
-
-    @property
-    def stream(self) -> tuple[int, int] | None:
-        """The pass and the number of the stream that it is read from, if it is."""
-        task = self.task
-        return None if task.stream == NO_STREAM else (task.run, task.stream)
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """What of its stream it asks for."""
-        assert self.planned.span is not None
-        return self.planned.span
-
-    def item_keys(self) -> Sequence[object]:
-        """What names its items: their keys, or their ordinals where they have none."""
-        task = self.task
-        if task.fetches:
-            keys: Sequence[object] = self.payload.open()
-            return keys
-        return [task.place(offset) for offset in range(task.size)]
-
-    def key_at(self, position: int) -> object:
-        """What names the item that a worker noted as being at a position."""
-        return self.item_keys()[position - self.task.position]
-
-
-class Track:
-    """How far one stream is known to have been read: what of it is reported without a gap."""
-
-    def __init__(self, start: int, progress: Progress | None) -> None:
-        self.progress = progress  # the last that was told
-        self._position = start  # up to which everything has been done
-        self._later: dict[int, tuple[int, Progress | None]] = {}  # by where it began
-
-    def note(self, span: tuple[int, int], progress: Progress | None) -> None:
-        """A task of the stream has been done, or given up, and then tells nothing."""
-        self._later[span[0]] = span[1], progress
-        while self._position in self._later:
-            self._position, told = self._later.pop(self._position)
-            self.progress = told or self.progress
+_WHOLE = 1e-6  # of a task, that rounding may take from the room for it
 
 
 class _Post:
-    """What one worker holds and what waits for it alone."""
+    """What one worker holds."""
 
     def __init__(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
         self.lane = lane
         self.resumed: set[tuple[int, int]] = set()  # streams that this worker was told about
         self.held: dict[int, Request] = {}  # by ticket, in the order sent
-        self.pinned: deque[Request] = deque()  # of streams that it reads
-        self.tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
-        self.newest = 0
+        self._counts: Counter[Line] = Counter()
+        self._tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
+        self._newest = 0
         self.silent = False  # its tasks were taken back, and it has said nothing since
         self.last_word = loop.time()
 
+    @property
+    def usable(self) -> bool:
+        return self.lane.usable
+
+    def hold(self, request: Request) -> int:
+        """Hold a request; gives its ticket."""
+        ticket = self._newest = next(self._tickets)
+        self.held[ticket] = request
+        self._counts[request.line] += 1
+        request.line.out += 1
+        return ticket
+
+    def take(self, ticket: int) -> Request:
+        """Hold it no more."""
+        request = self.held.pop(ticket)
+        self._counts[request.line] -= 1
+        if not self._counts[request.line]:
+            del self._counts[request.line]
+        request.line.out -= 1
+        return request
+
+    def load(self, *, is_async: bool) -> float:
+        """How much it holds of what it is to hold; what overlaps has a measure of its own."""
+        return sum(
+            count / (line.hold * line.chunk)
+            for line, count in self._counts.items()
+            if line.is_async == is_async
+        )
+
+    def room(self, line: Line) -> int:
+        """Tasks of a line that it may be given."""
+        most = line.hold * line.chunk
+        if self._counts.keys() <= {line}:
+            return most - self._counts[line]
+        return int(most * (1 - self.load(is_async=line.is_async)) + _WHOLE)
+
+    def waits(self) -> bool:
+        """Whether it holds more than it can have begun."""
+        apart = sum(count for line, count in self._counts.items() if not line.is_async)
+        return apart > 1 or any(
+            line.is_async and count > line.hold - 1 for line, count in self._counts.items()
+        )
+
     def waiting(self) -> Iterable[int]:
         """Tickets that could be given to another worker, if they are not begun."""
-        oldest = self.newest - CLAIMS
+        oldest = self._newest - CLAIMS
         return [
             ticket
             for ticket, request in self.held.items()
@@ -128,7 +98,7 @@ class Dispatcher:
     Parameters
     ----------
     on_work
-        Called when a worker has been given some.
+        Called with a request when a worker has been given it, and others like it.
     on_idle
         Called when nothing has been reported for some seconds.
     """
@@ -138,54 +108,68 @@ class Dispatcher:
         lanes: Sequence[Lane],
         loop: asyncio.AbstractEventLoop,
         *,
-        on_work: Callable[[], None],
+        on_work: Callable[[Request], None],
         on_idle: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._on_work = on_work
         self._on_idle = on_idle
         self._posts = [_Post(lane, loop) for lane in lanes]
+        self._lines: list[Line] = []
         self._tracks: dict[tuple[int, int], Track] = {}  # by run and stream
         self._ended: set[tuple[int, int]] = set()  # streams
         self._forgotten: set[int] = set()  # runs
-        self._queue: deque[Request] = deque()
         self._stopped = False
-        self._hold = 2
-        self._most = 1  # tasks a chunk may have, so that every worker gets some of the window
-        self._seconds: float | None = None  # that a task takes
-        self._chunk = 1  # tasks that make a message worth sending
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._reported = 0.0  # when a worker last did
 
-    def configure(self, hold: int, window: int) -> None:
-        """Learn how many tasks a worker holds, and how many are out at most."""
-        self._hold = hold
-        self._most = max(1, window // (2 * max(1, len(self._posts))))
+    # Lines
 
-    @property
-    def worth(self) -> int:
-        """Requests that make a message worth sending."""
-        return (self._chunk + 1) // 2
+    def open(self, line: Line) -> None:
+        """Take requests of one more line."""
+        self._lines.append(line)
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._queue) or any(post.held or post.pinned for post in self._posts)
+    def shut(self, line: Line) -> None:
+        """Nobody waits for a line any more: drop what of it is not sent."""
+        line.closed = True
+        line.keep(())
+        if line in self._lines:
+            self._lines.remove(line)
+
+    def configure(self, line: Line, hold: int, window: int, *, is_async: bool) -> None:
+        """Learn how many of its tasks a worker holds, and how many are out at most."""
+        line.configure(hold, window // (2 * max(1, len(self._posts))), is_async=is_async)
+
+    def busy(self, line: Line) -> bool:
+        """Whether any of its requests is unsettled."""
+        return bool(line.out) or line.waits
+
+    def at_work_for(self, line: Line) -> list[Lane]:
+        """The workers that hold tasks of it."""
+        return [
+            post.lane
+            for post in self._posts
+            if any(request.line is line for request in post.held.values())
+        ]
 
     def put(self, request: Request) -> None:
-        """Queue a request; `feed` sends it."""
-        if request.stream is None:
-            self._queue.append(request)
-            return
-        if request.stream not in self._tracks:
+        """Queue a request on its line; `feed` sends it."""
+        line = request.line
+        if not (line.out or line.waits):  # what it did not ask for is not owed to it
+            others = [other.spent for other in self._lines if other.waits]
+            line.spent = max(line.spent, min(others, default=0.0))
+        if request.stream is not None and request.stream not in self._tracks:
             start, _ = request.span
             self._tracks[request.stream] = Track(start, request.planned.resume)
-        self._post_of(request).pinned.append(request)
+        line.put(request, self._worker_of(request))
 
-    def _post_of(self, request: Request) -> _Post:
-        return self._posts[request.task.stream % len(self._posts)]
+    def _worker_of(self, request: Request) -> int | None:
+        """The number of the only worker that can do it, if there is one: it reads the stream."""
+        stream = request.task.stream
+        return None if stream == NO_STREAM else stream % len(self._posts)
 
-    def forget(self, run: int) -> None:
+    def forget(self, line: Line, run: int) -> None:
         """Drop what of a pass is not sent."""
         for key in [key for key in self._tracks if key[0] == run]:
             del self._tracks[key]
@@ -193,10 +177,22 @@ class Dispatcher:
         for post in self._posts:
             post.resumed = {key for key in post.resumed if key[0] != run}
         self._forgotten.add(run)
-        for queue in (self._queue, *(post.pinned for post in self._posts)):
-            kept = [request for request in queue if request.task.run != run]
-            queue.clear()
-            queue.extend(kept)
+        line.keep([request for request in line if request.task.run != run])
+
+    def cancel(self, request: Request) -> Lane | None:
+        """Nobody waits for a request: gives the worker that has begun it, if one has."""
+        request.cancelled = True
+        if request.line.drop(request):
+            return None
+        for post in self._posts:
+            for ticket, held in post.held.items():
+                if held is request:
+                    if not post.lane.withdraw(ticket):
+                        return post.lane
+                    post.take(ticket)
+                    self.feed()
+                    return None
+        return None
 
     def halt(self) -> None:
         """Send nothing more; any thread, and inside of any of these methods."""
@@ -205,7 +201,8 @@ class Dispatcher:
     def stop(self) -> None:
         """The same on the loop, and no timers."""
         self.halt()
-        self._queue.clear()
+        for line in self._lines:
+            line.keep(())
         for timer in (self._timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -216,40 +213,62 @@ class Dispatcher:
         """Send what workers have room for."""
         if self._stopped:
             return
-        for post in self._posts:
-            if post.pinned:
-                self._send(post, post.pinned)
-        while self._queue:
-            if len(self._queue) < self.worth and not self._idle():
-                return  # not worth a message, and nobody waits for it
-            post = min(self._posts, key=self._load)
-            if not post.lane.usable or not self._send(post, self._queue):
-                return
+        waiting = [line for line in self._lines if line.waits]
+        # Workers that are kept for a line whose turn it is, and for which there is no room yet.
+        kept: set[int] = set()
+        while waiting:
+            line = min(waiting, key=lambda line: line.due) if len(waiting) > 1 else waiting[0]
+            if not self._send_some(line, kept) or not line.waits:
+                waiting.remove(line)
         self._consider_withdrawing()
 
-    @staticmethod
-    def _load(post: _Post) -> tuple[bool, int]:
-        return not post.lane.usable or post.silent, len(post.held)
-
-    def _send(self, post: _Post, queue: deque[Request]) -> bool:
-        """Send a chunk of a queue; False when there is no room, or it is worth waiting for more."""
-        held, chunk = len(post.held), self._chunk
-        room = self._hold * chunk - held
-        size = min(chunk, room, len(queue))
-        # A worker that has work waits for a chunk that is worth a message; an idle one does not.
-        if not post.lane.usable or size <= 0 or (held > 0 and size < self.worth):
+    def _send_some(self, line: Line, kept: set[int]) -> bool:
+        """Send a message of what waits in a line, where there is room for one."""
+        for worker, pinned in line.pinned.items():
+            if pinned and worker not in kept:
+                if self._send(self._posts[worker], line, pinned):
+                    return True
+                kept.add(worker)
+        if not line.queue or (len(line.queue) < line.worth and not self._idle()):
+            return False  # nothing, or not worth a message, and nobody waits for it
+        post = min(self._posts, key=self._load_for(line))
+        if post.lane.number in kept or not post.usable:
             return False
+        if line.urgent and post.room(line) < 1:
+            self._make_way(post)
+        if self._send(post, line, line.queue):
+            return True
+        kept.update(range(len(self._posts)))
+        return False
+
+    @staticmethod
+    def _load_for(line: Line) -> Callable[[_Post], tuple[bool, float]]:
+        is_async = line.is_async
+        return lambda post: (not post.usable or post.silent, post.load(is_async=is_async))
+
+    def _send(self, post: _Post, line: Line, queue: deque[Request]) -> bool:
+        """Send a chunk of a queue; False when there is no room, or it is worth waiting for more."""
+        size = min(line.chunk, post.room(line), len(queue))
+        # A worker that has work waits for a chunk that is worth a message; an idle one does not.
+        if not post.usable or size <= 0 or (post.held and size < line.worth):
+            return False
+        if not post.held:
+            post.last_word = self._loop.time()
         orders = []
         for _ in range(size):
             request = queue.popleft()
-            ticket = post.newest = next(post.tickets)
-            post.held[ticket] = request
+            ticket = post.hold(request)
             orders.append((ticket, request.task, request.payload, self._again(post, request)))
-        if held == 0:
-            post.last_word = self._loop.time()
         post.lane.give(orders)
-        self._on_work()
+        self._on_work(request)
         return True
+
+    def _make_way(self, post: _Post) -> None:
+        """Take back what a worker has not begun and is not urgent."""
+        for ticket in reversed([*post.waiting()]):
+            if not post.held[ticket].line.urgent and post.lane.withdraw(ticket):
+                request = post.take(ticket)
+                request.line.put_back(request, None)
 
     def _again(self, post: _Post, request: Request) -> Again | None:
         """What a worker has to know of a task that is not new."""
@@ -276,7 +295,7 @@ class Dispatcher:
         post.last_word = self._loop.time()
         post.silent = False
         try:
-            settled = [(post.held.pop(ticket), outcome) for ticket, outcome in report.done]
+            settled = [(post.take(ticket), outcome) for ticket, outcome in report.done]
         except KeyError as error:
             raise RuntimeError(
                 f"worker {lane.number} (pid {lane.pid}) reports task {error}, and holds "
@@ -287,8 +306,9 @@ class Dispatcher:
                 self.note(request, outcome)
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
-                self._queue.appendleft(post.held.pop(ticket))
-        self._learn(report)
+                self.put_back([post.take(ticket)])
+        if settled:
+            settled[0][0].line.learn(report.seconds, len(settled))
         self.feed()
         self._reported = post.last_word
         if self._idle_timer is None:
@@ -312,54 +332,51 @@ class Dispatcher:
         else:
             self._on_idle()
 
-    def _learn(self, report: Report) -> None:
-        if not report.done:
-            return
-        seconds = max(report.seconds / len(report.done), 1e-7)
-        known = self._seconds or seconds
-        # Down at once and up slowly: a worker that was kept waiting for a core says too much.
-        self._seconds = min(seconds, known * _GROWTH)
-        self._chunk = max(1, min(int(CHUNK_SECONDS / self._seconds), self._most))
+    # Death
 
     def lose(self, lane: Lane) -> dict[int, Request]:
         """A worker has died: what it held, by ticket, in the order sent."""
         post = self._posts[lane.number]
-        held, post.held = post.held, {}
+        held = dict(post.held)
+        for ticket in held:
+            post.take(ticket)
         return held
 
     def at_work(self) -> list[tuple[Lane, float]]:
         """The workers that hold something, and since when each has said nothing."""
-        posts = [post for post in self._posts if post.held and post.lane.usable]
+        posts = [post for post in self._posts if post.held and post.usable]
         return [(post.lane, post.last_word) for post in posts]
+
+    def held_by(self, lane: Lane, ticket: int) -> Request | None:
+        """The request that a worker has under a ticket."""
+        return self._posts[lane.number].held.get(ticket)
 
     def take_ended(self, requests: list[Request]) -> list[Request]:
         """Those of streams that have ended, of requests to run again and of what waits."""
         ended = [request for request in requests if request.stream in self._ended]
-        for queue in (post.pinned for post in self._posts):
-            ended += [request for request in queue if request.stream in self._ended]
-            kept = [request for request in queue if request.stream not in self._ended]
-            queue.clear()
-            queue.extend(kept)
+        for line in self._lines:
+            over = [request for request in line if request.stream in self._ended]
+            if over:
+                line.keep([request for request in line if request.stream not in self._ended])
+            ended += over
         return ended
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Put what a dead worker held where it will be taken next."""
         for request in reversed(requests):
-            if request.task.run in self._forgotten:
-                continue
-            if request.task.stream == NO_STREAM:
-                self._queue.appendleft(request)
-            else:
-                self._post_of(request).pinned.appendleft(request)
+            unwanted = request.cancelled or request.line.closed
+            if not unwanted and request.task.run not in self._forgotten:
+                request.line.put_back(request, self._worker_of(request))
 
-    def take_all(self) -> list[Request]:
-        """Everything that is not settled; nothing is left here."""
-        left = list(self._queue)
-        self._queue.clear()
+    def take_all(self, line: Line | None = None) -> list[Request]:
+        """Everything of a line, or of all, that is not settled; nothing is left here."""
+        left = []
+        for each in self._lines if line is None else [line]:
+            left += list(each)
+            each.keep(())
         for post in self._posts:
-            left += [*post.held.values(), *post.pinned]
-            post.held.clear()
-            post.pinned.clear()
+            mine = [t for t, request in post.held.items() if line in (None, request.line)]
+            left += [post.take(ticket) for ticket in mine]
         return left
 
     def replace(self, lane: Lane) -> None:
@@ -373,19 +390,20 @@ class Dispatcher:
     # Withdrawing
 
     def _consider_withdrawing(self) -> None:
-        """With the queue empty and a worker idle: see what others have not begun."""
+        """With the queues empty and a worker idle: see what others have not begun."""
         if self._timer is None and self._idle() and any(map(self._waits, self._posts)):
             self._timer = self._loop.call_later(PATIENCE, self._withdraw)
 
     def _idle(self) -> bool:
-        return any(not (post.held or post.silent) and post.lane.usable for post in self._posts)
+        return any(not (post.held or post.silent) and post.usable for post in self._posts)
 
-    def _waits(self, post: _Post) -> bool:
-        return len(post.held) > self._hold - 1 and post.lane.usable
+    @staticmethod
+    def _waits(post: _Post) -> bool:
+        return post.usable and post.waits()
 
     def _withdraw(self) -> None:
         self._timer = None
-        if self._queue or not self._idle():
+        if not self._idle() or any(line.queue for line in self._lines):
             return
         patience = self._loop.time() - PATIENCE
         for post in self._posts:
@@ -397,4 +415,5 @@ class Dispatcher:
         post.silent = True
         for ticket in post.waiting():
             if post.lane.withdraw(ticket):
-                self._queue.append(post.held.pop(ticket))
+                request = post.take(ticket)
+                request.line.put(request, None)

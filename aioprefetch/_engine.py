@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ._dispatch import Request
 from ._errors import PoolBroken
 from ._payload import Payload
+from ._request import Request
 from ._source import Facts, Split
 from ._threads import Helper
 
@@ -31,10 +31,13 @@ class Pool(Protocol):
     def busy(self) -> bool:
         """Whether a request is unsettled."""
 
-    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
+    def settle(
+        self, split: Split | None, num_streams: int, hold: int, window: int, *, is_async: bool
+    ) -> None:
         """Tell the workers how the source is read.
 
-        Each holds ``hold`` tasks at most, or chunks of them, and ``window`` are out at most.
+        Each holds ``hold`` tasks at most, or chunks of them, and ``window`` are out at most;
+        they overlap in a worker where any function is async.
         """
 
     def pack(self, values: Sequence[Any]) -> Payload:

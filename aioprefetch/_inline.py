@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ._dispatch import Request
 from ._errors import PoolBroken, WorkerStartError, describe_error
 from ._messages import Again, Outcome
 from ._payload import Live, Payload
 from ._program import Program, Terms, drive
+from ._request import Request
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
 from ._worker import Worker
@@ -81,7 +81,9 @@ class InlinePool:
                 f"or worker_init_fn: {describe_error(error)}"
             ) from error
 
-    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
+    def settle(
+        self, split: Split | None, num_streams: int, hold: int, window: int, *, is_async: bool
+    ) -> None:
         self._hold = max(1, hold - 1) if self._worker.is_async else 1
         self._worker.settle(split, num_streams)
 

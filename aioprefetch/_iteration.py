@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 import anyio
 
 from ._cursor import Cursor
-from ._dispatch import Request
 from ._errors import PoolBroken, TaskError, describe_error
 from ._messages import Failed, Made
 from ._record import Record
+from ._request import Request
 from ._window import Window
 
 _BREATH = 0.001  # seconds of ready batches after which other tasks are let run

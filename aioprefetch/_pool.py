@@ -24,20 +24,22 @@ from typing import Any
 from . import _codec
 from ._arena import Loans, Reader
 from ._channel_lane import ChannelLane
-from ._dispatch import Dispatcher, Request
+from ._dispatch import Dispatcher
 from ._errors import PoolBroken, TaskTimeout, WorkerDied, WorkerStartError, describe_error
 from ._exceptions import unpack_error
 from ._guards import GUARD_HINT, check_descriptors, refuse_to_start_in_a_starting_worker
 from ._lane import Lane, watches_descriptors
+from ._line import Line, Rules
 from ._memory import SOME_MEMORY, oom_kills, total
 from ._messages import Ended, Failed, Refused, Release, Report, Settle, Trim
 from ._payload import Payload, Store, encode_values
 from ._program import Program, Terms
+from ._request import Request
 from ._restarts import Restarts
 from ._source import Facts, Split, log
 from ._submit_lane import SubmitLane
 from ._threads import Helper
-from ._verdict import Rules, charge, describe_death, guilty
+from ._verdict import charge, describe_death, guilty
 from ._watch import Watch
 
 START_DEADLINE = 300.0  # seconds for all workers to load the source and say hello
@@ -57,7 +59,7 @@ class Crew:
     task_timeout: float | None
 
 
-class ProcessPool:
+class Supervisor:
     """Worker processes, one lane each."""
 
     def __init__(self, program: Program, terms: Terms, crew: Crew) -> None:
@@ -80,9 +82,12 @@ class ProcessPool:
         self._dispatch = Dispatcher(
             self._lanes, self._loop, on_work=self._on_work, on_idle=self._trim
         )
-        self._watch = Watch(self._loop, crew.task_timeout, self._dispatch.at_work, self._hangs)
+        self._watch = Watch(self._loop, self._dispatch.at_work, self._dispatch.held_by, self._hangs)
         self._restarts = Restarts(crew.num_proc, crew.retries)
-        self._rules = Rules(crew.retries, program.on_error, oom_kills())
+        self._oom_kills = oom_kills()
+        rules = Rules(program.on_error, crew.retries, crew.task_timeout, late=crew.retries)
+        self._line = Line(rules)  # of its own program
+        self._dispatch.open(self._line)
         self._replacing: set[int] = set()  # numbers of workers
         self._delays: dict[int, asyncio.TimerHandle] = {}  # of those that wait for it
         self._reaped = False  # the keeper ends everything, whether the loop runs or not
@@ -179,8 +184,10 @@ class ProcessPool:
             self._ready.set_exception(error)
             self._ready.exception()  # whoever starts may have gone
 
-    def settle(self, split: Split | None, num_streams: int, hold: int, window: int) -> None:
-        self._dispatch.configure(hold, window)
+    def settle(
+        self, split: Split | None, num_streams: int, hold: int, window: int, *, is_async: bool
+    ) -> None:
+        self._dispatch.configure(self._line, hold, window, is_async=is_async)
         self._settled = Settle(split, num_streams)
         for lane in self._lanes:
             if lane.ready:
@@ -194,11 +201,11 @@ class ProcessPool:
 
     @property
     def worth(self) -> int:
-        return self._dispatch.worth
+        return self._line.worth
 
     @property
     def busy(self) -> bool:
-        return self._dispatch.busy
+        return self._dispatch.busy(self._line)
 
     def pack(self, values: Sequence[Any]) -> Payload:
         return encode_values(values)
@@ -213,13 +220,15 @@ class ProcessPool:
         return self._helper
 
     def submit(self, request: Request) -> None:
+        request.line = self._line
+        request.timeout = self._line.rules.timeout
         self._dispatch.put(request)
 
     def feed(self) -> None:
         self._dispatch.feed()
 
     def forget(self, run: int) -> None:
-        self._dispatch.forget(run)
+        self._dispatch.forget(self._line, run)
         for lane in self._lanes:
             lane.say(Release(run))
 
@@ -242,8 +251,8 @@ class ProcessPool:
     def _readers(self) -> list[Reader]:
         return [lane.reader for lane in self._lanes if lane.reader is not None]
 
-    def _on_work(self) -> None:
-        self._watch.wake()
+    def _on_work(self, request: Request) -> None:
+        self._watch.wake(request.timeout)
 
     def _trim(self) -> None:
         """Nothing has been done for a while: memory is given back."""
@@ -263,7 +272,7 @@ class ProcessPool:
     def _lost(self, lane: Lane) -> None:
         if self.broken is not None:
             return
-        death = describe_death(lane, self._rules)
+        death = describe_death(lane, self._oom_kills)
         if not (lane.ready or self._started):
             self._lost_in_start(lane, death)
             return
@@ -295,7 +304,7 @@ class ProcessPool:
         charged = guilty(lane, held)
         again = []
         for ticket, request in held.items():
-            failure = charge(request, charged.get(ticket, []), death, self._rules)
+            failure = charge(request, charged.get(ticket, []), death)
             if failure is None:
                 again.append(request)
                 continue
@@ -479,7 +488,7 @@ def _broken(death: BaseException) -> PoolBroken:
     return error
 
 
-_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+_pools: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 
 def _end_all_at_exit() -> None:

@@ -23,7 +23,7 @@ from ._feed import Feed
 from ._inline import InlinePool
 from ._iteration import Iteration, Reason
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
-from ._pool import Crew, ProcessPool
+from ._pool import Crew, Supervisor
 from ._record import Record
 from ._source import Facts, Split, describe, is_async_function, reset, was_cancelled
 from ._state import Layout
@@ -87,7 +87,7 @@ class Session:
             config.retries,
             config.task_timeout,
         )
-        return ProcessPool(program, terms, crew)
+        return Supervisor(program, terms, crew)
 
     async def start(self) -> None:
         """Wait for the workers; the start itself goes on when this is cancelled."""
@@ -119,7 +119,7 @@ class Session:
             self._num_streams = self.cursor.num_streams or config.num_streams(self._facts, split)
         hold = config.hold(is_async=self._is_async)
         window = config.window(split, is_async=self._is_async)
-        self._pool.settle(split, self._num_streams, hold, window)
+        self._pool.settle(split, self._num_streams, hold, window, is_async=self._is_async)
 
     async def _learn(self, facts: Facts | None) -> None:
         """What the source is that a function made, here or in the workers."""

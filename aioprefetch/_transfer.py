@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ._dispatch import Request
 from ._messages import Made
+from ._request import Request
 from ._threads import Helper
 
 

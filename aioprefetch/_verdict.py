@@ -7,27 +7,19 @@ caused more deaths than ``retries`` is given up: it fails its batch, or is repla
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from ._dispatch import Request
 from ._errors import TaskError, TaskTimeout, WorkerDied, describe_exit, shorten
 from ._lane import Lane
 from ._memory import oom_kills
 from ._messages import Failed
 from ._page import BATCH, GROUP, READING
+from ._request import Request
 
 _STAGES = {BATCH: "collate", GROUP: "fetch"}
 
 
-class Rules(NamedTuple):
-    """What is forgiven, and what becomes of what is not."""
-
-    retries: int
-    on_error: Any
-    oom_kills: int | None  # that the kernel had made before the workers were started
-
-
-def describe_death(lane: Lane, rules: Rules) -> WorkerDied | TaskTimeout:
+def describe_death(lane: Lane, oom_kills_before: int | None) -> WorkerDied | TaskTimeout:
     """A death in words, as the error of nothing in particular."""
     who = f"worker {lane.number} (pid {lane.pid})"
     stacks = lane.stacks or None
@@ -35,7 +27,7 @@ def describe_death(lane: Lane, rules: Rules) -> WorkerDied | TaskTimeout:
         kind = TaskTimeout if lane.hang.item is not None else WorkerDied
         error = kind(f"{who} {lane.hang.text} and was killed", worker=lane.number)
     else:
-        error = WorkerDied(f"{who} {describe_exit(lane.exitcode)}{_hint(lane, rules)}")
+        error = WorkerDied(f"{who} {describe_exit(lane.exitcode)}{_hint(lane, oom_kills_before)}")
         error.worker = lane.number
     error.pid, error.stack = lane.pid, stacks
     if isinstance(error, WorkerDied):
@@ -43,12 +35,10 @@ def describe_death(lane: Lane, rules: Rules) -> WorkerDied | TaskTimeout:
     return error
 
 
-def _hint(lane: Lane, rules: Rules) -> str:
+def _hint(lane: Lane, before: int | None) -> str:
     """SIGKILL has no return address, but the kernel counts what it kills for want of memory."""
     kills = oom_kills()
-    if lane.exitcode != -9 or kills is None or rules.oom_kills is None:
-        return ""
-    if kills <= rules.oom_kills:
+    if lane.exitcode != -9 or kills is None or before is None or kills <= before:
         return ""
     return ", probably by the kernel, which has run out of memory (the OOM killer; see dmesg)"
 
@@ -71,24 +61,24 @@ def guilty(lane: Lane, held: dict[int, Request]) -> dict[int, list[int]]:
 
 
 def charge(
-    request: Request, positions: list[int], death: WorkerDied | TaskTimeout, rules: Rules
+    request: Request, positions: list[int], death: WorkerDied | TaskTimeout
 ) -> Failed | None:
     """Make a request pay for a death; gives its failure if that was once too often."""
+    rules = request.line.rules
+    forgiven = rules.late if isinstance(death, TaskTimeout) else rules.retries
     for position in positions:
         charges = request.charges = request.charges or {}
         charges[position] = charges.get(position, 0) + 1
-        if charges[position] > rules.retries:
-            failure = _given_up(request, position, death, rules)
+        if charges[position] > forgiven:
+            failure = _given_up(request, position, death)
             if failure is not None:
                 return failure
     return None
 
 
-def _given_up(
-    request: Request, position: int, death: WorkerDied | TaskTimeout, rules: Rules
-) -> Failed | None:
+def _given_up(request: Request, position: int, death: WorkerDied | TaskTimeout) -> Failed | None:
     is_item = position < READING
-    if rules.on_error != "raise":
+    if request.line.rules.on_error != "raise":
         if is_item and position not in (request.lost or {}):
             request.lost = {**(request.lost or {}), position: _error(request, position, death)}
             return None

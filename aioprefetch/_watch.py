@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from ._lane import Hang, Lane
 from ._page import GROUP, READING, InHand
+from ._request import Request
 
 _BEGINS = 1.0  # seconds after which a worker that has begun nothing is looked at
 _SOON = 0.01  # seconds between two looks, at least
@@ -22,10 +23,10 @@ class Watch:
 
     Parameters
     ----------
-    timeout
-        Seconds that an item or a batch may take, or None for any.
     busy
         Gives the workers that hold work, and since when each has said nothing.
+    held_by
+        Gives the request that a worker has under a ticket.
     on_hang
         Called with a worker that hangs, its ``hang`` set.
     """
@@ -33,24 +34,29 @@ class Watch:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        timeout: float | None,
         busy: Callable[[], Iterable[tuple[Lane, float]]],
+        held_by: Callable[[Lane, int], Request | None],
         on_hang: Callable[[Lane], None],
     ) -> None:
         self._loop = loop
-        self._timeout = timeout
         self._busy = busy
+        self._held_by = held_by
         self._on_hang = on_hang
         self._timer: asyncio.TimerHandle | None = None
+        self._pace = _BEGINS  # seconds between two looks, at most
 
-    def wake(self) -> None:
-        """Work has been given out."""
+    def wake(self, timeout: float | None) -> None:
+        """Work has been given out of which an item may take so many seconds."""
+        if timeout is not None and timeout < self._pace:
+            self._pace = timeout
+            self.stop()
         if self._timer is None:
-            self._timer = self._loop.call_later(min(_BEGINS, self._timeout or _BEGINS), self._look)
+            self._timer = self._loop.call_later(self._pace, self._look)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _look(self) -> None:
         self._timer = None
@@ -66,16 +72,23 @@ class Watch:
         if waits:
             self._timer = self._loop.call_later(max(min(waits), _SOON), self._look)
 
+    def _left(self, lane: Lane) -> list[tuple[float, InHand, Request]]:
+        """The items in hand that have a limit, and the seconds that each has left."""
+        now = time.monotonic()
+        limited = []
+        for item in _timed(lane):
+            request = self._held_by(lane, item.ticket)
+            if request is not None and request.timeout is not None:
+                limited.append((request.timeout - (now - item.since), item, request))
+        return limited
+
     def _judge(self, lane: Lane) -> Hang | None:
         """Whether an item of the worker's is over its time."""
-        if self._timeout is None:
-            return None
-        now = time.monotonic()
-        late = [item for item in _timed(lane) if now - item.since > self._timeout]
+        late = [found for found in self._left(lane) if found[0] < 0]
         if not late:
             return None
-        worst = min(late, key=lambda item: item.since)
-        return Hang(worst, f"took longer than task_timeout={self._timeout:g} s")
+        _, item, request = min(late, key=lambda found: found[0])
+        return Hang(item, f"took longer than {request.line.rules.limit}={request.timeout:g} s")
 
     def _is_stopped(self, lane: Lane, silent_since: float) -> Hang | None:
         """Whether the worker was stopped where no limit of time would end it."""
@@ -85,10 +98,8 @@ class Watch:
 
     def _wait(self, lane: Lane) -> float:
         """Seconds until the worker is to be looked at again."""
-        hand = _timed(lane)
-        if self._timeout is None or not hand:
-            return min(_BEGINS, self._timeout or _BEGINS)
-        return min(item.since for item in hand) + self._timeout - time.monotonic()
+        lefts = [left for left, _, _ in self._left(lane)]
+        return min([self._pace, *lefts])
 
 
 def _timed(lane: Lane) -> list[InHand]:

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ._dispatch import Request
 from ._engine import Pool
 from ._messages import Ended, Failed, Made
 from ._plan import Plan, Planned
+from ._request import Request
 
 
 @dataclass

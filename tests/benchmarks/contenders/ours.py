@@ -31,9 +31,9 @@ async def stream(job: Job) -> AsyncIterator[Prefetcher]:
 @asynccontextmanager
 async def single(job: Job) -> AsyncIterator[Prefetcher]:
     """Without chunks: one task a message."""
-    from aioprefetch import _dispatch
+    from aioprefetch import _line
 
-    _dispatch.CHUNK_SECONDS = 0
+    _line.CHUNK_SECONDS = 0
     async with make(job) as prefetcher:
         yield prefetcher
 
