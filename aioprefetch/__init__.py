@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
     from ._blocking import blocking
     from ._iterators import PrefetchIterator
     from ._prefetcher import Prefetcher
+    from ._process_pool import ProcessPool
     from ._samplers import RandomSampler, SubsetSampler, WeightedSampler
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PrefetchError",
     "PrefetchIterator",
     "Prefetcher",
+    "ProcessPool",
     "RandomSampler",
     "SerializationError",
     "SharedList",
@@ -56,6 +58,7 @@ def _publish(name: str, public: _typing.Any) -> None:
 _IN_THE_PARENT = {
     "PrefetchIterator": "_iterators",
     "Prefetcher": "_prefetcher",
+    "ProcessPool": "_process_pool",
     "RandomSampler": "_samplers",
     "SubsetSampler": "_samplers",
     "WeightedSampler": "_samplers",

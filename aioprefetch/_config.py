@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _seeds
 from ._delivered import TAILS, Share, Tail
+from ._line import Rules
 from ._memory import SOME_MEMORY, total
 from ._program import Program, Terms, is_async_program
 from ._source import SPLITS, Facts, Split, choose_split, describe, is_async_function, length_of
@@ -26,6 +27,53 @@ _MANY_ITEMS = 256  # items prefetched at least where each is delivered alone
 def default_start_method() -> str:
     methods = multiprocessing.get_all_start_methods()
     return "forkserver" if "forkserver" in methods else "spawn"
+
+
+@dataclass(frozen=True)
+class Staff:
+    """How many workers, of which kind; wrong arguments are refused by ``check``."""
+
+    num_proc: int
+    mp_context: str | BaseContext | None
+    worker_init_fn: Callable[..., Any] | None
+    worker_threads: int | None
+
+    def check(self, *, least: int, stacklevel: int) -> None:
+        """Raise TypeError or ValueError for what cannot be meant."""
+        check_number("num_proc", self.num_proc, least)
+        if self.worker_threads is not None:
+            check_number("worker_threads", self.worker_threads, 1)
+        check_function("worker_init_fn", self.worker_init_fn)
+        if self.mp_context is not None:
+            self._check_context(self.mp_context, stacklevel + 1)
+
+    def _check_context(self, context: str | BaseContext, stacklevel: int) -> None:
+        if self.num_proc == 0:
+            raise ValueError("mp_context is for worker processes, and num_proc=0 has none")
+        if isinstance(context, str):
+            methods = multiprocessing.get_all_start_methods()
+            if context not in methods:
+                raise ValueError(
+                    f"mp_context must be one of {', '.join(methods)} here, not {context!r}"
+                )
+        elif not hasattr(context, "get_start_method"):
+            raise TypeError(
+                f"mp_context must be the name of a start method or what "
+                f"multiprocessing.get_context() gives, not {context!r}"
+            )
+        if self.context().get_start_method() == "fork":
+            warnings.warn(
+                "mp_context='fork' copies a process that has threads (the event loop's, numpy's): "
+                "a lock that one of them holds stays locked in the worker for ever. "
+                "'forkserver' and 'spawn' are safe",
+                RuntimeWarning,
+                stacklevel=stacklevel,
+            )
+
+    def context(self) -> BaseContext:
+        """The multiprocessing context that workers are started from."""
+        context = self.mp_context or default_start_method()
+        return multiprocessing.get_context(context) if isinstance(context, str) else context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +100,7 @@ class Config:
     worker_init_fn: Callable[..., Any] | None = None
     worker_threads: int | None = 1
     concurrency: int = 16
+    pool: Any = None
     num_prefetch: int | None = None
     max_bytes: int | None = None
     ordered: bool = True
@@ -70,7 +119,8 @@ class Config:
         self._check_functions()
         self._check_batching()
         self._check_source()
-        self._check_context()
+        self._check_pool()
+        self.staff.check(least=0, stacklevel=5)
 
     def arguments(self) -> dict[str, Any]:
         """The arguments as they were given."""
@@ -85,39 +135,33 @@ class Config:
                 raise TypeError(f"{name} must be True or False, not {value!r}")
 
     def _check_numbers(self) -> None:
-        _at_least("num_proc", self.num_proc, 0)
-        _at_least("concurrency", self.concurrency, 1)
-        _at_least("retries", self.retries, 0)
+        check_number("concurrency", self.concurrency, 1)
+        check_number("retries", self.retries, 0)
         for name in (
             "batch_size",
             "epochs",
             "num_prefetch",
             "max_bytes",
-            "worker_threads",
             "num_shards",
         ):
             if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
+                check_number(name, getattr(self, name), 1)
         if self.seed is not None:
-            _at_least("seed", self.seed, 0)
+            check_number("seed", self.seed, 0)
             if self.seed >= 1 << _seeds.SEED_BITS:
                 raise ValueError(f"seed must be below 2**{_seeds.SEED_BITS}, not {self.seed}")
-        if not _is_seconds(self.shutdown_timeout):
-            raise ValueError(
-                f"shutdown_timeout must be seconds, 0 or more, not {self.shutdown_timeout!r}"
-            )
-        timeout = self.task_timeout
-        if timeout is not None and (not _is_seconds(timeout) or timeout == 0):
-            raise ValueError(f"task_timeout must be seconds, more than 0, or None, not {timeout!r}")
-        if timeout is not None and self.num_proc == 0:
+        check_seconds("shutdown_timeout", self.shutdown_timeout)
+        if self.task_timeout is not None:
+            check_seconds("task_timeout", self.task_timeout, positive=True)
+        if self.task_timeout is not None and self.num_proc == 0:
             raise ValueError(
                 "task_timeout needs worker processes: with num_proc=0 a thread does the work, and "
                 "a thread cannot be ended"
             )
 
     def _check_hosts(self) -> None:
-        _at_least("world_size", self.world_size, 1)
-        _at_least("rank", self.rank, 0)
+        check_number("world_size", self.world_size, 1)
+        check_number("rank", self.rank, 0)
         if self.rank >= self.world_size:
             raise ValueError(
                 f"rank must be below world_size={self.world_size}, from 0 on, not {self.rank}"
@@ -126,10 +170,8 @@ class Config:
             raise ValueError(f"tail must be one of {', '.join(TAILS)}, not {self.tail!r}")
 
     def _check_functions(self) -> None:
-        for name in ("map_fn", "collate_fn", "worker_init_fn", "transfer"):
-            function = getattr(self, name)
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} must be a function or None, not {function!r}")
+        for name in ("map_fn", "collate_fn", "transfer"):
+            check_function(name, getattr(self, name))
         if is_async_function(self.transfer):
             raise TypeError(
                 "transfer runs on a thread of its own, off the event loop, and cannot be async: "
@@ -218,31 +260,20 @@ class Config:
                 stacklevel=7,
             )
 
-    def _check_context(self) -> None:
-        context = self.mp_context
-        if context is None:
+    def _check_pool(self) -> None:
+        if self.pool is None:
             return
-        if self.num_proc == 0:
-            raise ValueError("mp_context is for worker processes, and num_proc=0 has none")
-        if isinstance(context, str):
-            methods = multiprocessing.get_all_start_methods()
-            if context not in methods:
-                raise ValueError(
-                    f"mp_context must be one of {', '.join(methods)} here, not {context!r}"
-                )
-        elif not hasattr(context, "get_start_method"):
-            raise TypeError(
-                f"mp_context must be the name of a start method or what "
-                f"multiprocessing.get_context() gives, not {context!r}"
+        if not hasattr(self.pool, "_admit"):
+            raise TypeError(f"pool must be a pool of this package, or None, not {self.pool!r}")
+        belongs = {"mp_context": None, "worker_init_fn": None, "worker_threads": 1}
+        given = [name for name, default in belongs.items() if getattr(self, name) != default]
+        if self.num_proc not in (1, self.pool.num_proc):
+            given.insert(0, "num_proc")
+        if given:
+            raise ValueError(
+                f"the workers are the pool's: give {', '.join(given)} to the pool, not beside it"
             )
-        if self.context().get_start_method() == "fork":
-            warnings.warn(
-                "mp_context='fork' copies a process that has threads (the event loop's, numpy's): "
-                "a lock that one of them holds stays locked in the worker for ever. "
-                "'forkserver' and 'spawn' are safe",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+        object.__setattr__(self, "num_proc", self.pool.num_proc)
 
     # What follows from it
 
@@ -250,10 +281,15 @@ class Config:
         """What is known of the source, which may have grown since it was given."""
         return self.facts if self.facts.kind == "factory" else describe(self.source)
 
-    def context(self) -> BaseContext:
-        """The multiprocessing context that workers are started from."""
-        context = self.mp_context or default_start_method()
-        return multiprocessing.get_context(context) if isinstance(context, str) else context
+    @property
+    def staff(self) -> Staff:
+        """The workers that it asks for."""
+        return Staff(self.num_proc, self.mp_context, self.worker_init_fn, self.worker_threads)
+
+    @property
+    def rules(self) -> Rules:
+        """What its items are forgiven."""
+        return Rules(self.on_error, self.retries, self.task_timeout, late=self.retries)
 
     def program(self, split: Split | None) -> Program:
         """What workers are sent; a source that this process reads stays here."""
@@ -351,15 +387,26 @@ def keys_length(config: Config, length: int | None) -> int | None:
     return length if keys is None else length_of(keys)
 
 
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+def check_seconds(name: str, value: Any, *, positive: bool = False) -> None:
+    """Raise ValueError where an argument is no time."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and value >= 0) or (positive and value == 0):
+        least = "more than 0, or None" if positive else "0 or more"
+        raise ValueError(f"{name} must be seconds, {least}, not {value!r}")
+
+
+def check_function(name: str, value: Any) -> None:
+    """Raise TypeError where an argument is no function."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function or None, not {value!r}")
 
 
 def _given(value: Any) -> bool:
     return value is not None and value is not False
 
 
-def _at_least(name: str, value: Any, least: int) -> None:
+def check_number(name: str, value: Any, least: int) -> None:
+    """Raise TypeError or ValueError where an argument is no whole number, or too small."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -18,7 +18,7 @@ from ._arena import STALE
 from ._exceptions import pack_error
 from ._lane import Lane
 from ._line import Line
-from ._messages import NO_STREAM, Again, Ended, Failed, Outcome, Report
+from ._messages import NO_STREAM, Again, Cancel, Ended, Failed, Outcome, Report
 from ._page import CLAIMS
 from ._request import Request, Track
 
@@ -58,6 +58,8 @@ class _Post:
         if not self._counts[request.line]:
             del self._counts[request.line]
         request.line.out -= 1
+        if request.line.emptied is not None and not request.line.out:
+            request.line.emptied()
         return request
 
     def load(self, *, is_async: bool) -> float:
@@ -131,11 +133,20 @@ class Dispatcher:
         self._lines.append(line)
 
     def shut(self, line: Line) -> None:
-        """Nobody waits for a line any more: drop what of it is not sent."""
+        """Nobody waits for a line any more: drop what of it is not begun."""
         line.closed = True
+        self.drop(line)
+
+    def drop(self, line: Line) -> list[Request]:
+        """Take back what of a line is not begun; and nothing more of it is sent."""
+        dropped = list(line)
         line.keep(())
+        for post in self._posts:
+            mine = [ticket for ticket in post.waiting() if post.held[ticket].line is line]
+            dropped += [post.take(ticket) for ticket in mine if post.lane.withdraw(ticket)]
         if line in self._lines:
             self._lines.remove(line)
+        return dropped
 
     def configure(self, line: Line, hold: int, window: int, *, is_async: bool) -> None:
         """Learn how many of its tasks a worker holds, and how many are out at most."""
@@ -179,6 +190,11 @@ class Dispatcher:
         self._forgotten.add(run)
         line.keep([request for request in line if request.task.run != run])
 
+    def holds(self, lane: Lane, request: Request) -> bool:
+        """Whether a worker still has a request."""
+        post = self._posts[lane.number]
+        return post.lane is lane and any(held is request for held in post.held.values())
+
     def cancel(self, request: Request) -> Lane | None:
         """Nobody waits for a request: gives the worker that has begun it, if one has."""
         request.cancelled = True
@@ -188,6 +204,7 @@ class Dispatcher:
             for ticket, held in post.held.items():
                 if held is request:
                     if not post.lane.withdraw(ticket):
+                        post.lane.say(Cancel(ticket))
                         return post.lane
                     post.take(ticket)
                     self.feed()
@@ -231,7 +248,7 @@ class Dispatcher:
                 kept.add(worker)
         if not line.queue or (len(line.queue) < line.worth and not self._idle()):
             return False  # nothing, or not worth a message, and nobody waits for it
-        post = min(self._posts, key=self._load_for(line))
+        post = min(self._posts, key=self._soonest if line.urgent else self._load_for(line))
         if post.lane.number in kept or not post.usable:
             return False
         if line.urgent and post.room(line) < 1:
@@ -240,6 +257,12 @@ class Dispatcher:
             return True
         kept.update(range(len(self._posts)))
         return False
+
+    @staticmethod
+    def _soonest(post: _Post) -> tuple[bool, int, float]:
+        """Who is likely to take up an urgent task first: it was begun with longest ago."""
+        urgent = sum(request.line.urgent for request in post.held.values())
+        return not post.usable or post.silent, urgent, post.last_word if post.held else 0.0
 
     @staticmethod
     def _load_for(line: Line) -> Callable[[_Post], tuple[bool, float]]:
@@ -368,15 +391,14 @@ class Dispatcher:
             if not unwanted and request.task.run not in self._forgotten:
                 request.line.put_back(request, self._worker_of(request))
 
-    def take_all(self, line: Line | None = None) -> list[Request]:
-        """Everything of a line, or of all, that is not settled; nothing is left here."""
+    def take_all(self) -> list[Request]:
+        """Everything that is not settled; nothing is left here."""
         left = []
-        for each in self._lines if line is None else [line]:
-            left += list(each)
-            each.keep(())
+        for line in self._lines:
+            left += list(line)
+            line.keep(())
         for post in self._posts:
-            mine = [t for t, request in post.held.items() if line in (None, request.line)]
-            left += [post.take(ticket) for ticket in mine]
+            left += [post.take(ticket) for ticket in list(post.held)]
         return left
 
     def replace(self, lane: Lane) -> None:

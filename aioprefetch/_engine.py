@@ -17,6 +17,10 @@ class Pool(Protocol):
     """What a window needs of workers; every engine offers it."""
 
     @property
+    def first_run(self) -> int:
+        """The number of the first pass; later ones follow."""
+
+    @property
     def broken(self) -> PoolBroken | None:
         """Set for good once workers that die are not replaced any more."""
 

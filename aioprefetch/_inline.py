@@ -52,6 +52,7 @@ class InlinePool:
 
     def __init__(self, program: Program, terms: Terms, shutdown_timeout: float) -> None:
         self.broken: PoolBroken | None = None
+        self.first_run = 0
         self.worth = 1
         self._hold = 1
         self._shutdown_timeout = shutdown_timeout

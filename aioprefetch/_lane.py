@@ -26,10 +26,14 @@ from ._arena import Reader
 from ._exceptions import unpack_error
 from ._messages import (
     Again,
+    Cancel,
     Do,
     Failed,
     Goodbye,
     Hello,
+    Join,
+    Joined,
+    Leave,
     Made,
     Order,
     Refused,
@@ -58,12 +62,14 @@ class Hang(NamedTuple):
 
     item: InHand | None  # what it took too long for, or None when it does not begin any
     text: str
+    wanted: bool = False  # nobody waits for what it does
 
 
 class LaneEvents(Protocol):
     """Whom a lane tells, always on the loop."""
 
     def lane_ready(self, lane: Lane, facts: Any) -> None: ...
+    def lane_joined(self, lane: Lane, joined: Joined) -> None: ...
     def lane_refused(self, lane: Lane, refused: Refused) -> None: ...
     def lane_reports(self, lane: Lane, report: Report) -> None: ...
     def lane_dead(self, lane: Lane) -> None: ...
@@ -124,7 +130,13 @@ class Lane:
     # On the keeper thread
 
     def launch(
-        self, terms: Terms, worker_threads: int | None, shipment: Any, store: Store | None
+        self,
+        terms: Terms,
+        worker_threads: int | None,
+        shipment: Any,
+        store: Store | None,
+        *,
+        shared: bool,
     ) -> None:
         """Start the process; what fails is raised, with nothing left behind."""
         try:
@@ -133,6 +145,7 @@ class Lane:
                 self.incarnation,
                 terms,
                 worker_threads,
+                shared,
                 _serve.depth + 1,
                 oom_score_adj(),
             )
@@ -188,9 +201,15 @@ class Lane:
         else:
             threading.Thread(target=self._watch, name="aioprefetch-watch", daemon=True).start()
 
-    def say(self, message: Settle | Release | Trim) -> None:
+    def say(self, message: Settle | Release | Trim | Leave | Cancel) -> None:
         """Tell the worker."""
         self._send(_codec.message(message))
+
+    def admit(self, tenant: int, terms: Terms, shipment: Any) -> None:
+        """Have the worker take in one more program."""
+        shipped = shipment.shipped()
+        segments = shipment.segments if shipped is None else ()
+        self._send([*_codec.message(Join(tenant, terms, shipped)), *segments])
 
     largest_chunk = _MAX_CHUNK  # tasks that one message may carry
 
@@ -264,6 +283,8 @@ class Lane:
         elif type(message) is Hello:
             self.ready = True
             self._events.lane_ready(self, message.facts)
+        elif type(message) is Joined:
+            self._events.lane_joined(self, message)
         else:
             self._events.lane_refused(self, message)
 

@@ -7,7 +7,7 @@ what waits, how much of it a worker is to hold, and what it has had of the worke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ._messages import NO_STREAM
@@ -40,6 +40,7 @@ class Line:
         self.rules = rules
         self.urgent = urgent
         self.closed = False  # nobody waits for its outcomes any more
+        self.emptied: Callable[[], None] | None = None  # called when workers hold none of it
         self.is_async = False  # its tasks overlap in a worker
         self.hold = 2  # chunks that a worker holds
         self.chunk = 1  # tasks that make a message worth sending

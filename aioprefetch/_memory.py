@@ -72,9 +72,35 @@ class Shipment:
         os.truncate(self.fd, max(offset, mmap.PAGESIZE))
         return extents
 
+    @property
+    def segments(self) -> list[Segment]:
+        """A copy of them."""
+        return [os.pread(self.fd, nbytes, offset) for offset, nbytes in self.extents]
+
+    def shipped(self) -> Shipped | None:
+        """Where a process that is already there can open it; None where it cannot."""
+        path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        return Shipped(path, self.extents) if os.path.exists(path) else None
+
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         close_quietly(fd)
+
+
+class Shipped(NamedTuple):
+    """Where a shipment is, while its owner keeps it open."""
+
+    path: str
+    extents: Sequence[Extent]
+
+
+def open_shipped(shipped: Shipped) -> list[memoryview]:
+    """The segments of a shipment that another process keeps open."""
+    fd = os.open(shipped.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return open_shipment(fd, shipped.extents)
+    finally:
+        os.close(fd)
 
 
 def open_shipment(fd: int, extents: Sequence[Extent]) -> list[memoryview]:

@@ -6,6 +6,20 @@ from typing import Any, NamedTuple
 
 NO_STREAM = -1
 
+# A pass has a number; its upper half is the number of the tenant whose pass it is: 0 is the
+# program that the workers were started with, others have joined a pool that is shared.
+_RUNS = 32  # bits
+
+
+def first_run(tenant: int) -> int:
+    """The number of a tenant's first pass."""
+    return tenant << _RUNS
+
+
+def tenant_of(run: int) -> int:
+    """The tenant whose pass it is."""
+    return run >> _RUNS
+
 
 class Task(NamedTuple):
     """The work for one ``seq``: one batch, or one item when items are not batched.
@@ -62,12 +76,36 @@ class Settle(NamedTuple):
 
     split: Any
     num_streams: int
+    tenant: int = 0
+
+
+class Join(NamedTuple):
+    """Parent to worker: here is the program of one more tenant.
+
+    Its segments follow the message, unless the worker can open them.
+    """
+
+    tenant: int
+    terms: Any
+    shipped: Any  # where they are, or None
+
+
+class Leave(NamedTuple):
+    """Parent to worker: a tenant is gone, and no task of it is held."""
+
+    tenant: int
 
 
 class Release(NamedTuple):
     """Parent to worker: this pass is over; close its streams."""
 
     run: int
+
+
+class Cancel(NamedTuple):
+    """Parent to worker: nobody waits for this task; it ends if it can be cancelled."""
+
+    ticket: int
 
 
 class Trim(NamedTuple):
@@ -84,11 +122,19 @@ class Hello(NamedTuple):
     facts: Any
 
 
+class Joined(NamedTuple):
+    """Worker to parent: the tenant's program is ready, and what its source turned out to be."""
+
+    tenant: int
+    facts: Any
+
+
 class Refused(NamedTuple):
-    """Worker to parent: it cannot start."""
+    """Worker to parent: it cannot start, or a tenant cannot."""
 
     error: Any  # as `_codec.pack_error` gives it
     doing: str
+    tenant: int = 0
 
 
 # A ticket and what became of its task: an Outcome, or bytes for the commonest of them, the

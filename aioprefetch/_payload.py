@@ -67,6 +67,18 @@ def encode_values(values: Sequence[Any]) -> Payload:
     return Parcel(encoded, range(len(segments)), segments)
 
 
+def encode_value(value: Any) -> Parcel:
+    """One item as a worker is sent it.
+
+    Raises
+    ------
+    SerializationError
+        It cannot be.
+    """
+    pickled, *segments = encode(value)
+    return Parcel([(bytes(pickled), len(segments))], range(len(segments)), segments)
+
+
 def _encode_or_lose(value: Any) -> list[Segment]:
     try:
         return encode(value)

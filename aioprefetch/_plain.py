@@ -6,20 +6,23 @@ No channel, no memory of its own, and the source is copied to each; for the rest
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import _codec
 from ._exceptions import pack_error
-from ._messages import Do, Goodbye, Hello, Order, Refused, Release, Settle
+from ._host import Host
+from ._messages import Do, Goodbye, Hello, Join, Joined, Leave, Order, Refused, Release, Settle
 from ._payload import Intake
-from ._program import drive
+from ._program import Program, drive
 from ._report import Reporter
 from ._serve import (
     OPENING,
     Post,
     intake_of,
     load,
+    load_tenant,
     make_worker,
     new_loop,
     settle_in,
@@ -34,6 +37,9 @@ class Copies:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = [bytearray(segment) for segment in segments]
+
+    def shipped(self) -> None:
+        """Nowhere: the segments travel."""
 
     def close(self) -> None:
         self.segments.clear()
@@ -53,7 +59,7 @@ class _Plain:
         self.kit = kit
         self.runner: asyncio.Runner | None = None
         self.intake: Intake | None = None
-        self.worker: Worker | None = None
+        self.worker: Worker | Host | None = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self.worker is not None and self.worker.is_async and self.runner is None:
@@ -87,6 +93,10 @@ class _Plain:
         (reply,) = sent
         return [bytearray(segment) for segment in reply]
 
+    async def _admit(self, join: Join, load: Callable[[], Program]) -> Joined | Refused:
+        assert isinstance(self.worker, Host)
+        return await self.worker.admit(join, load)
+
     def answer(self, frame: Frame) -> Frame | None:
         assert self.worker is not None
         message = _codec.decode(frame[:1])
@@ -95,8 +105,15 @@ class _Plain:
         if type(message) is Goodbye:
             self.run(self.worker.close())
             return None
+        if type(message) is Join:
+            assert isinstance(self.worker, Host)
+            load = partial(load_tenant, self.kit.post, message, frame[1:])
+            return _codec.message(self.run(self._admit(message, load)))
         if type(message) is Settle:
-            self.worker.settle(message.split, message.num_streams)
+            self.worker.settle(*message)
+        elif type(message) is Leave:
+            assert isinstance(self.worker, Host)
+            self.run(self.worker.leave(message.tenant))
         elif type(message) is Release:
             self.run(self.worker.release(message.run))
         return []

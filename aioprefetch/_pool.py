@@ -11,6 +11,7 @@ reaps. A request is settled exactly once: with its outcome, or with its worker's
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
@@ -28,10 +29,11 @@ from ._dispatch import Dispatcher
 from ._errors import PoolBroken, TaskTimeout, WorkerDied, WorkerStartError, describe_error
 from ._exceptions import unpack_error
 from ._guards import GUARD_HINT, check_descriptors, refuse_to_start_in_a_starting_worker
-from ._lane import Lane, watches_descriptors
+from ._guests import Guest
+from ._lane import Hang, Lane, watches_descriptors
 from ._line import Line, Rules
 from ._memory import SOME_MEMORY, oom_kills, total
-from ._messages import Ended, Failed, Refused, Release, Report, Settle, Trim
+from ._messages import Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
 from ._payload import Payload, Store, encode_values
 from ._program import Program, Terms
 from ._request import Request
@@ -55,8 +57,8 @@ class Crew:
     num_proc: int
     worker_threads: int | None
     shutdown_timeout: float
-    retries: int
-    task_timeout: float | None
+    rules: Rules
+    shared: bool = False  # whether guests may join
 
 
 class Supervisor:
@@ -70,24 +72,25 @@ class Supervisor:
         self._crew = crew
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._keeper = Helper("aioprefetch-keeper")
+        self.keeper = Helper("aioprefetch-keeper")
         self._helper: Helper | None = None
         self._shipment: Any = None
         self._kind = ChannelLane if watches_descriptors(self._loop) else SubmitLane
-        self._lanes: list[Lane] = [
-            self._kind(n, crew.context, self._keeper, self) for n in range(crew.num_proc)
+        self.lanes: list[Lane] = [
+            self._kind(n, crew.context, self.keeper, self) for n in range(crew.num_proc)
         ]
         self._store: Store | None = None if self._kind.store is None else self._kind.store()
         self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE, self._readers)
-        self._dispatch = Dispatcher(
-            self._lanes, self._loop, on_work=self._on_work, on_idle=self._trim
+        self.dispatch = Dispatcher(
+            self.lanes, self._loop, on_work=self._on_work, on_idle=self._trim
         )
-        self._watch = Watch(self._loop, self._dispatch.at_work, self._dispatch.held_by, self._hangs)
-        self._restarts = Restarts(crew.num_proc, crew.retries)
+        self._watch = Watch(self._loop, self.dispatch.at_work, self.dispatch.held_by, self._hangs)
+        self._restarts = Restarts(crew.num_proc, crew.rules.retries, forgiving=crew.shared)
+        self._guests: dict[int, Guest] = {}
+        self._numbers = itertools.count(1)  # of guests
         self._oom_kills = oom_kills()
-        rules = Rules(program.on_error, crew.retries, crew.task_timeout, late=crew.retries)
-        self._line = Line(rules)  # of its own program
-        self._dispatch.open(self._line)
+        self._line = Line(crew.rules)  # of its own program
+        self.dispatch.open(self._line)
         self._replacing: set[int] = set()  # numbers of workers
         self._delays: dict[int, asyncio.TimerHandle] = {}  # of those that wait for it
         self._reaped = False  # the keeper ends everything, whether the loop runs or not
@@ -112,10 +115,10 @@ class Supervisor:
             A worker did not come up.
         """
         try:
-            await self._keeper.call(self._launch)
+            await self.keeper.call(self._launch)
             if self._closing:  # the keeper is ending them, and they are not to be watched
                 raise WorkerStartError("closed while the workers were starting")
-            for lane in self._lanes:
+            for lane in self.lanes:
                 lane.attach(self._loop)
             await self._all_ready()
         except BaseException:
@@ -128,14 +131,14 @@ class Supervisor:
         launched: list[Lane] = []
         try:
             check_descriptors(crew.num_proc)
-            self._shipment = self._kind.ship(_codec.encode_source(self._program))
-            for lane in self._lanes:
+            self._shipment = self.ship(self._program)
+            for lane in self.lanes:
                 if self._closing:
                     raise WorkerStartError("closed while the workers were starting")
-                lane.launch(self._terms, crew.worker_threads, self._shipment, self._store)
+                self._start_lane(lane)
                 launched.append(lane)
         except BaseException as error:
-            self._lanes = launched
+            self.lanes = launched
             for lane in launched:
                 lane.kill()
                 lane.wait(None)
@@ -146,12 +149,21 @@ class Supervisor:
                 ) from error
             raise
 
+    def _start_lane(self, lane: Lane) -> None:
+        crew = self._crew
+        lane.launch(
+            self._terms, crew.worker_threads, self._shipment, self._store, shared=crew.shared
+        )
+
+    def ship(self, program: Program) -> Any:
+        return self._kind.ship(_codec.encode_source(program))
+
     async def _all_ready(self) -> None:
-        if not self._lanes:
+        if not self.lanes:
             return
         done, _ = await asyncio.wait([self._ready], timeout=START_DEADLINE)
         if not done:
-            waiting = [lane.number for lane in self._lanes if not lane.ready]
+            waiting = [lane.number for lane in self.lanes if not lane.ready]
             raise WorkerStartError(
                 f"workers {waiting} were not ready after {START_DEADLINE:.0f} s: loading the "
                 f"source, or worker_init_fn, hangs or takes too long. {GUARD_HINT}"
@@ -161,13 +173,23 @@ class Supervisor:
     def lane_ready(self, lane: Lane, facts: Facts | None) -> None:
         if self._settled is not None:
             lane.say(self._settled)
-            self._dispatch.feed()
+            for guest in self._guests.values():
+                guest.join(lane)
+            self.dispatch.feed()
         self._facts = self._facts or facts
-        up = all(lane.ready and not lane.dead for lane in self._lanes)
+        up = all(lane.ready and not lane.dead for lane in self.lanes)
         if up and not self._ready.done():
             self._ready.set_result(None)
 
+    def lane_joined(self, lane: Lane, joined: Joined) -> None:
+        if joined.tenant in self._guests:
+            self._guests[joined.tenant].joined(lane, joined.facts)
+
     def lane_refused(self, lane: Lane, refused: Refused) -> None:
+        if refused.tenant:
+            if refused.tenant in self._guests:
+                self._guests[refused.tenant].refused(lane, refused)
+            return
         cause = unpack_error(refused.error)
         error = WorkerStartError(
             f"worker {lane.number} failed while {refused.doing}: {describe_error(cause)}"
@@ -187,9 +209,9 @@ class Supervisor:
     def settle(
         self, split: Split | None, num_streams: int, hold: int, window: int, *, is_async: bool
     ) -> None:
-        self._dispatch.configure(self._line, hold, window, is_async=is_async)
+        self.dispatch.configure(self._line, hold, window, is_async=is_async)
         self._settled = Settle(split, num_streams)
-        for lane in self._lanes:
+        for lane in self.lanes:
             if lane.ready:
                 lane.say(self._settled)
 
@@ -197,7 +219,31 @@ class Supervisor:
     def _started(self) -> bool:
         return self._ready.done()
 
+    # Guests
+
+    def admit(self, program: Program, terms: Terms, rules: Rules, shutdown_timeout: float) -> Guest:
+        """A place for one more program on these workers."""
+        number = next(self._numbers)
+        guest = Guest(self, number, program, terms, rules, shutdown_timeout)
+        self._guests[number] = guest
+        return guest
+
+    def evict(self, why: str) -> None:
+        """The pool ends, and with it what its guests have not done."""
+        for guest in list(self._guests.values()):
+            guest.fail(RuntimeError(why))
+
+    def gone(self, guest: Guest) -> None:
+        self._guests.pop(guest.number, None)
+
+    def end(self, lane: Lane, why: Hang) -> None:
+        if lane.usable:
+            lane.hang = why
+            self.keeper.post(lane.end_hung)
+
     # Work
+
+    first_run = 0
 
     @property
     def worth(self) -> int:
@@ -205,7 +251,7 @@ class Supervisor:
 
     @property
     def busy(self) -> bool:
-        return self._dispatch.busy(self._line)
+        return self.dispatch.busy(self._line)
 
     def pack(self, values: Sequence[Any]) -> Payload:
         return encode_values(values)
@@ -222,14 +268,14 @@ class Supervisor:
     def submit(self, request: Request) -> None:
         request.line = self._line
         request.timeout = self._line.rules.timeout
-        self._dispatch.put(request)
+        self.dispatch.put(request)
 
     def feed(self) -> None:
-        self._dispatch.feed()
+        self.dispatch.feed()
 
     def forget(self, run: int) -> None:
-        self._dispatch.forget(self._line, run)
-        for lane in self._lanes:
+        self.dispatch.forget(self._line, run)
+        for lane in self.lanes:
             lane.say(Release(run))
 
     def lane_reports(self, lane: Lane, report: Report) -> None:
@@ -237,7 +283,7 @@ class Supervisor:
             return
         self._loans.check()
         try:
-            settled = self._dispatch.settle(lane, report)
+            settled = self.dispatch.settle(lane, report)
         except RuntimeError as error:  # it is not to be believed any more
             log.error("%s: it is killed", error)
             lane.kill()
@@ -246,20 +292,21 @@ class Supervisor:
             self._restarts.progress(len(settled))
         if not self._closing:
             for request, outcome in settled:
-                request.settle(outcome)
+                if not (request.line.closed or request.cancelled):
+                    request.settle(outcome)
 
     def _readers(self) -> list[Reader]:
-        return [lane.reader for lane in self._lanes if lane.reader is not None]
+        return [lane.reader for lane in self.lanes if lane.reader is not None]
 
     def _on_work(self, request: Request) -> None:
         self._watch.wake(request.timeout)
 
     def _trim(self) -> None:
         """Nothing has been done for a while: memory is given back."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.say(Trim())
         if self._store is not None:
-            self._keeper.post(self._store.trim)
+            self.keeper.post(self._store.trim)
 
     # Death
 
@@ -276,23 +323,33 @@ class Supervisor:
         if not (lane.ready or self._started):
             self._lost_in_start(lane, death)
             return
+        for guest in list(self._guests.values()):
+            guest.lost(lane, death)
         again = self._judge(lane, death)
-        delay = self._restarts.delay(self._loop.time(), came_up=lane.ready)
+        delay = self._delay(lane)
         if delay is None:
             self._break(lane.refusal or death, again)
             return
-        if lane.refusal is None:
+        if lane.hang is not None and lane.hang.wanted:
+            log.info("%s; another takes its place", death)
+        elif lane.refusal is None:
             log.warning("%s; another takes its place", death)
         else:
             log.warning("a worker was to take a dead one's place: %s", lane.refusal)
-        self._dispatch.put_back(again)
+        self.dispatch.put_back(again)
         self._replace(lane, delay)
-        self._dispatch.feed()
+        self.dispatch.feed()
+
+    def _delay(self, lane: Lane) -> float | None:
+        """Seconds until another is started, or None when that makes no more sense."""
+        if lane.hang is not None and lane.hang.wanted:
+            return 0.0
+        return self._restarts.delay(self._loop.time(), came_up=lane.ready)
 
     def _lost_in_start(self, lane: Lane, death: Exception) -> None:
         # What kills itself will do so again; what was killed may have had bad luck.
         killed = lane.exitcode is not None and lane.exitcode < 0
-        if killed and lane.incarnation < self._crew.retries and not self._ready.done():
+        if killed and lane.incarnation < self._crew.rules.retries and not self._ready.done():
             log.warning("%s before it was ready; another takes its place", death)
             self._replace(lane, 0.0)
         else:
@@ -300,17 +357,19 @@ class Supervisor:
 
     def _judge(self, lane: Lane, death: WorkerDied | TaskTimeout) -> list[Request]:
         """Settle what is given up; gives what is to run again."""
-        held = self._dispatch.lose(lane)
+        held = self.dispatch.lose(lane)
         charged = guilty(lane, held)
         again = []
         for ticket, request in held.items():
+            if request.cancelled or request.line.closed:
+                continue
             failure = charge(request, charged.get(ticket, []), death)
             if failure is None:
                 again.append(request)
                 continue
-            self._dispatch.note(request, failure)
+            self.dispatch.note(request, failure)
             request.settle(failure)
-        ended = self._dispatch.take_ended(again)
+        ended = self.dispatch.take_ended(again)
         for request in ended:
             request.settle(Ended(request.task.stream))
         return [request for request in again if request.outcome is None]
@@ -319,37 +378,37 @@ class Supervisor:
         """Workers die one after another: everything that is not done fails, now and for good."""
         self.broken = _broken(death)
         self._fail_start(self.broken)
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.kill()
-        for request in left + self._dispatch.take_all():
+        for request in left + self.dispatch.take_all():
             request.settle(Failed(_broken(death)))
 
     def _hangs(self, lane: Lane) -> None:
-        self._keeper.post(lane.end_hung)
+        self.keeper.post(lane.end_hung)
 
     # Replacing
 
     def _replace(self, lane: Lane, delay: float) -> None:
         self._replacing.add(lane.number)
         successor = self._kind(
-            lane.number, self._crew.context, self._keeper, self, lane.incarnation + 1
+            lane.number, self._crew.context, self.keeper, self, lane.incarnation + 1
         )
         self._delays[lane.number] = self._loop.call_later(delay, self._begin_relaunch, successor)
 
     def _begin_relaunch(self, lane: Lane) -> None:
         self._delays.pop(lane.number)
-        self._keeper.post(self._relaunch, lane)
+        self.keeper.post(self._relaunch, lane)
 
     def _relaunch(self, lane: Lane) -> None:
         """On the keeper: start a worker in a dead one's place, unless nobody waits for it."""
         try:
             if self._closing or self.broken is not None:
                 raise WorkerStartError("closed before it was started")
-            lane.launch(self._terms, self._crew.worker_threads, self._shipment, self._store)
+            self._start_lane(lane)
         except BaseException as error:
             lane.refusal = error
         else:
-            self._lanes[lane.number] = lane  # from now on whatever ends the others ends it too
+            self.lanes[lane.number] = lane  # from now on whatever ends the others ends it too
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._adopt, lane)
 
@@ -358,9 +417,9 @@ class Supervisor:
         self._replacing.discard(lane.number)
         if self._reaped:  # by the keeper, whatever became of it
             return
-        if lane is self._lanes[lane.number]:
+        if lane is self.lanes[lane.number]:
             lane.attach(self._loop)
-            self._dispatch.replace(lane)
+            self.dispatch.replace(lane)
             if self._closing or self.broken is not None:
                 lane.kill()
             else:
@@ -380,12 +439,13 @@ class Supervisor:
 
     # Closing
 
-    def close(self) -> asyncio.Future[None]:
+    def close(self, timeout: float | None = None) -> asyncio.Future[None]:
         if not self._closing:
             self._begin_closing()
-            for lane in self._lanes:
+            for lane in self.lanes:
                 lane.say_goodbye()
-            self._timer = self._loop.call_later(self._crew.shutdown_timeout, self._kill_lanes)
+            patience = self._crew.shutdown_timeout if timeout is None else timeout
+            self._timer = self._loop.call_later(patience, self._kill_lanes)
             self._check_closed()
         return self._closed
 
@@ -397,23 +457,23 @@ class Supervisor:
         self._begin_closing()
         self._reaped = True
         self._kill_lanes()
-        self._keeper.post(self._reap)
+        self.keeper.post(self._reap)
 
     def abandon(self) -> None:
         if os.getpid() != self._pid:  # a fork of the process that the workers belong to
             return
         self._begin_closing()
         self._reaped = True
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.hang_up()
-        self._keeper.post(self._reap)
+        self.keeper.post(self._reap)
 
     def _begin_closing(self) -> None:
         self._closing = True
-        self._dispatch.halt()
+        self.dispatch.halt()
 
     def _kill_lanes(self) -> None:
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.hang_up()
             lane.kill()
 
@@ -426,10 +486,10 @@ class Supervisor:
             self._replacing.discard(number)
         self._delays.clear()
         starting = self._replacing and not self._reaped
-        if starting or not all(lane.buried for lane in self._lanes):
+        if starting or not all(lane.buried for lane in self.lanes):
             return
-        self._keeper.post(self._let_go)
-        self._dispatch.stop()
+        self.keeper.post(self._let_go)
+        self.dispatch.stop()
         if self._timer is not None:
             self._timer.cancel()
         if not self._closed.done():
@@ -441,13 +501,13 @@ class Supervisor:
         store, self._store = self._store, None
         if store is not None:
             store.close()
-        self._keeper.stop()
+        self.keeper.stop()
         _pools.discard(self)
 
     def _reap(self) -> None:
         """On the keeper, whether the loop runs or not: a short grace, then SIGKILL."""
         self._end_lanes()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.bury()
         told = threading.Event()
         with suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -455,28 +515,28 @@ class Supervisor:
             self._loop.call_soon_threadsafe(told.set)
             told.wait(GRACE)
         if self._loop.is_closed():  # without having run what would have let go of them
-            for lane in self._lanes:
+            for lane in self.lanes:
                 lane.close_watched()
         self.release()
         self._let_go()
 
     def _end_lanes(self) -> None:
         deadline = time.monotonic() + GRACE
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.wait(max(0.0, deadline - time.monotonic()))
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.kill()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.wait(1.0)
 
     def end_at_exit(self) -> None:
         """The interpreter is about to join every thread: nothing of ours may keep it."""
         if os.getpid() != self._pid:
             return
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.hang_up()
         self._end_lanes()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.free_at_exit()
 
 

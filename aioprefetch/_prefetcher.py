@@ -17,6 +17,7 @@ from ._cursor import Cursor
 from ._delivered import Tail
 from ._iteration import Iteration, outlast
 from ._iterators import Batch, NumberedIterator, PrefetchIterator
+from ._process_pool import ProcessPool
 from ._session import Session, length_of_epoch
 from ._source import Facts, Split
 from ._state import Layout
@@ -78,6 +79,9 @@ class Prefetcher(Generic[Batch]):
         Threads of BLAS and OpenMP libraries in each worker; None leaves them alone.
     concurrency
         Items that a worker has in flight at once where functions are async.
+    pool
+        An open `ProcessPool` to work on; then ``num_proc``, ``mp_context``, ``worker_init_fn`` and
+        ``worker_threads`` are its own.
     num_prefetch
         Batches requested and not yet delivered, at most; by default four a worker, and more
         where items are delivered alone or awaited.
@@ -133,6 +137,7 @@ class Prefetcher(Generic[Batch]):
         worker_init_fn: Callable[[int], Any] | None = None,
         worker_threads: int | None = 1,
         concurrency: int = 16,
+        pool: ProcessPool | None = None,
         num_prefetch: int | None = None,
         max_bytes: int | None = None,
         ordered: bool = True,
@@ -163,6 +168,7 @@ class Prefetcher(Generic[Batch]):
             worker_init_fn=worker_init_fn,
             worker_threads=worker_threads,
             concurrency=concurrency,
+            pool=pool,
             num_prefetch=num_prefetch,
             max_bytes=max_bytes,
             ordered=ordered,

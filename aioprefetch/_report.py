@@ -13,7 +13,8 @@ from typing import Any
 from . import _codec
 from ._errors import TaskError
 from ._exceptions import pack_error
-from ._messages import Done, Failed, Made, Order, Outcome, Report, Task
+from ._host import Host
+from ._messages import Done, Failed, Made, Order, Outcome, Report, Task, tenant_of
 from ._page import Page
 from ._payload import Intake
 from ._wire import Frame, Segment
@@ -37,7 +38,7 @@ class Reporter:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Worker | Host,
         intake: Intake,
         page: Page | None,
         send: Callable[[Frame], None],
@@ -52,6 +53,7 @@ class Reporter:
         self._done: list[Done] = []
         self._declined: list[int] = []
         self._seconds = 0.0
+        self._tenant = 0
         self._sent = time.perf_counter()
         self._lock = threading.Lock()
         self._waiting = threading.Event() if watched else None
@@ -78,7 +80,7 @@ class Reporter:
         if os.getpid() != self._pid:  # a child that the user's function forked, and let return
             os._exit(0)
         ended = time.perf_counter()
-        self._put(ticket, outcome, ended, ended - began)
+        self._put(ticket, tenant_of(named.run), outcome, ended, ended - began)
 
     def send(self) -> None:
         """Report what is finished."""
@@ -86,9 +88,15 @@ class Reporter:
             if self._done or self._declined:
                 self._flush(())
 
-    def _put(self, ticket: int, outcome: Outcome, ended: float, seconds: float) -> None:
+    def _put(
+        self, ticket: int, tenant: int, outcome: Outcome, ended: float, seconds: float
+    ) -> None:
         done, segments = _packed(outcome)
         with self._lock:
+            if tenant != self._tenant:  # a report says what one tenant's tasks took
+                if self._done:
+                    self._flush(())
+                self._tenant = tenant
             self._done.append((ticket, done))
             self._seconds += seconds
             if segments or ended - self._sent > _MOMENT:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._errors import TaskError
+from ._errors import TaskError, shorten
 from ._messages import NO_STREAM, Outcome, Progress
 from ._plan import Planned
 
@@ -72,6 +72,12 @@ class Request:
             keys: Sequence[object] = self.payload.open()
             return keys
         return [task.place(offset) for offset in range(task.size)]
+
+    def complaint(self, index: object, stage: str, what: str) -> str:
+        """What to say when it has failed, for one of its items or as a whole."""
+        which = "the batch" if index is None else f"item {shorten(index)}"
+        task = self.task
+        return f"{which} failed in {stage}: {what} (batch {task.seq}, epoch {task.epoch})"
 
     def key_at(self, position: int) -> object:
         """What names the item that a worker noted as being at a position."""

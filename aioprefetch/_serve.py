@@ -17,9 +17,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import parent_process, reduction
 from typing import Any, NamedTuple
 
@@ -29,11 +30,16 @@ import threadpoolctl
 from . import _codec
 from ._arena import Space, Writer
 from ._exceptions import pack_error
-from ._memory import Extent, open_shipment
+from ._host import Host
+from ._memory import Extent, open_shipment, open_shipped
 from ._messages import (
+    Cancel,
     Do,
     Goodbye,
     Hello,
+    Join,
+    Joined,
+    Leave,
     Order,
     Refused,
     Release,
@@ -103,6 +109,7 @@ class Post(NamedTuple):
     incarnation: int  # workers of this number before
     terms: Terms
     worker_threads: int | None
+    shared: bool  # whether tenants may join
     depth: int
     oom_score_adj: int | None
 
@@ -149,7 +156,7 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
     assert start.page is not None
     assert start.intake is not None
     if worker.is_async:
-        conversation = _Conversation(worker, start.intake, start.page, sock)
+        conversation = _Conversation(worker, start.intake, start.page, sock, kit.post)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(conversation.hold(channel, facts))
     else:
@@ -163,7 +170,7 @@ class _Start:
     page: Page | None = None
     intake: Intake | None = None
 
-    def make(self, kit: Kit) -> Worker:
+    def make(self, kit: Kit) -> Worker | Host:
         settle_in(kit.post)
         _arm_deadman(kit.deadman.fd)
         space = kit.arena.open()
@@ -179,20 +186,28 @@ def intake_of(program: Program, space: Space | None) -> Intake:
     return Intake(space, keeps=program.map_fn is not None or program.collate_fn is not None)
 
 
-def make_worker(program: Program, post: Post, space: Space | None) -> Worker:
+def make_worker(program: Program, post: Post, space: Space | None) -> Worker | Host:
     outbox = _Outbox(space)
-    if space is None:
-        return Worker(program, post.terms, post.number, outbox=outbox, incarnation=post.incarnation)
-    page, shut = space.page, space.page.is_shut
-    return Worker(
-        program,
-        post.terms,
-        post.number,
-        outbox=outbox,
-        page=page,
-        closing=shut,
-        incarnation=post.incarnation,
-    )
+    page = None if space is None else space.page
+
+    def make(program: Program, terms: Terms, state: Any = None) -> Worker:
+        return Worker(
+            program,
+            terms,
+            post.number,
+            outbox=outbox,
+            page=page,
+            closing=_never if page is None else page.is_shut,
+            incarnation=post.incarnation,
+            state=state,
+        )
+
+    own = make(program, post.terms)
+    return Host(own, make) if post.shared else own
+
+
+def _never() -> bool:
+    return False
 
 
 class _Outbox:
@@ -312,11 +327,15 @@ def load(post: Post, segments: Sequence[Segment]) -> Program:
     return program
 
 
+def load_tenant(post: Post, join: Join, segments: Sequence[Segment]) -> Program:
+    return load(post, segments if join.shipped is None else open_shipped(join.shipped))
+
+
 # Conversing
 
 
 def _converse(
-    worker: Worker, intake: Intake, page: Page, channel: BlockingChannel, facts: Facts | None
+    worker: Worker | Host, intake: Intake, page: Page, channel: BlockingChannel, facts: Facts | None
 ) -> None:
     """Orders one after another, until Goodbye; the end without one is the parent's death."""
     try:
@@ -335,7 +354,7 @@ def _converse(
                     drive(reporter.run(order, frame[1:]))
                 reporter.send()
             elif type(message) is Settle:
-                worker.settle(message.split, message.num_streams)
+                worker.settle(*message)
             elif type(message) is Release:
                 drive(worker.release(message.run))
             elif type(message) is Trim:
@@ -358,10 +377,14 @@ def new_loop() -> asyncio.AbstractEventLoop:
 class _Conversation:
     """The same on a loop, for functions that are awaited: tasks overlap."""
 
-    def __init__(self, worker: Worker, intake: Intake, page: Page, sock: socket.socket) -> None:
+    def __init__(
+        self, worker: Worker | Host, intake: Intake, page: Page, sock: socket.socket, post: Post
+    ) -> None:
         self._worker = worker
+        self._post = post
         self._sock = sock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[int, asyncio.Task[None]] = {}  # by ticket
         self._goodbye = asyncio.Event()
         self._channel: Channel | None = None
         self._reporter = Reporter(worker, intake, page, self._send)
@@ -387,23 +410,40 @@ class _Conversation:
         message = _codec.decode(frame[:1])
         if type(message) is Do:
             for order in message.orders:
-                self._begin(self._run(order, frame[1:]))
+                self._running[order[0]] = self._begin(self._run(order, frame[1:]))
+        elif type(message) is Cancel:
+            if message.ticket in self._running:
+                self._running[message.ticket].cancel()
         elif type(message) is Settle:
-            self._worker.settle(message.split, message.num_streams)
+            self._worker.settle(*message)
         elif type(message) is Release:
             self._begin(self._worker.release(message.run))
+        elif type(message) is Join:
+            assert isinstance(self._worker, Host)
+            load = partial(load_tenant, self._post, message, frame[1:])
+            self._begin(self._answer(self._worker.admit(message, load)))
+        elif type(message) is Leave:
+            assert isinstance(self._worker, Host)
+            self._begin(self._worker.leave(message.tenant))
         elif type(message) is Trim:
             self._worker.trim()
         else:
             self._goodbye.set()
 
-    def _begin(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    async def _answer(self, work: Coroutine[Any, Any, Joined | Refused]) -> None:
+        self._send(_codec.message(await work))
+
+    def _begin(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _run(self, order: Order, segments: Sequence[Segment]) -> None:
-        await self._reporter.run(order, segments)
+        try:
+            await self._reporter.run(order, segments)
+        finally:
+            del self._running[order[0]]
         if not self._sending:  # together with what else ends in this turn of the loop
             self._sending = True
             asyncio.get_running_loop().call_soon(self._report)

@@ -46,7 +46,6 @@ class Session:
         self._config = config
         self._pid = os.getpid()
         self._seed = self._run_seed()
-        self._runs = itertools.count()
         self._source = config.source
         self._facts = config.facts_now()
         self._split: Split | None = None
@@ -59,6 +58,7 @@ class Session:
         self._live: Iteration | None = None
         self._live_window: Window | None = None
         self._pool = self._make_pool()
+        self._runs = itertools.count(self._pool.first_run)
         self._starting = self.loop.create_task(self._start())
         self._starting.add_done_callback(_retrieve)
         self._closing: asyncio.Task[None] | None = None
@@ -77,15 +77,17 @@ class Session:
             self._split = config.split
         program = config.program(self._split)
         terms = config.terms(self._split, self._seed, self.cursor.origin)
+        if config.pool is not None:
+            guest: Pool = config.pool._admit(program, terms, config.rules, config.shutdown_timeout)
+            return guest
         if config.num_proc == 0:
             return InlinePool(program, terms, config.shutdown_timeout)
         crew = Crew(
-            config.context(),
+            config.staff.context(),
             config.num_proc,
             config.worker_threads,
             config.shutdown_timeout,
-            config.retries,
-            config.task_timeout,
+            config.rules,
         )
         return Supervisor(program, terms, crew)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._errors import TaskError, TaskTimeout, WorkerDied, describe_exit, shorten
+from ._errors import TaskError, TaskTimeout, WorkerDied, describe_exit
 from ._lane import Lane
 from ._memory import oom_kills
 from ._messages import Failed
@@ -95,12 +95,11 @@ def _error(request: Request, position: int, death: WorkerDied | TaskTimeout) -> 
     index = None
     if position < GROUP:
         index = position - READING if reading else request.key_at(position)
-    which = "the batch" if index is None else f"item {shorten(index)}"
     deaths = (request.charges or {}).get(position, 1)
     again = "" if deaths == 1 else f", as {deaths - 1} before it were with this"
     stage: Any = "iterate" if reading else _STAGES.get(position, "fetch")
     error = type(death)(
-        f"{which} failed in {stage}: {death}{again} (batch {task.seq}, epoch {task.epoch})",
+        request.complaint(index, stage, f"{death}{again}"),
         index=index,
         indices=request.item_keys(),
         seq=task.seq,

@@ -86,6 +86,8 @@ class Worker:
         Whether to finish the item in hand and begin no other.
     incarnation
         How many workers of this number there were before.
+    state
+        What ``worker_info().state`` is without a ``worker_init_fn``.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class Worker:
         page: Page | None = None,
         closing: Callable[[], bool] = lambda: False,
         incarnation: int = 0,
+        state: Any = None,
     ) -> None:
         self._program = program
+        self._state = state
         self._terms = terms
         self._outbox = outbox
         self._closing = closing
@@ -157,11 +161,12 @@ class Worker:
             self._differ()
         if terms.split != "shard":
             await self._call(reset, self._source)
-        if self._desk.seeds_globals:
-            _seeds.seed_globals(_seeds.key_of(terms.seed, "worker", 0, self._number))
+        if not terms.in_process:
+            place = self._desk.incarnation, self._number
+            _seeds.seed_globals(_seeds.key_of(terms.seed, "worker", *place))
         self._inform(state=await self._first_half())
 
-    def settle(self, split: Split | None, num_streams: int) -> None:
+    def settle(self, split: Split | None, num_streams: int, tenant: int = 0) -> None:
         """Learn how the source is read, before the first task."""
         if split not in (None, "worker") and not self._terms.in_process:
             no_torch_worker_info()  # it was there for a source that nobody knew yet
@@ -190,6 +195,11 @@ class Worker:
         """A pass is over, or all are: close its streams."""
         if self._streams is not None:
             await self._streams.release(run, self._call)
+
+    @property
+    def state(self) -> Any:
+        """The value of ``worker_init_fn``."""
+        return self._desk.info.state
 
     def trim(self) -> None:
         """Give unused memory back."""
@@ -241,6 +251,11 @@ class Worker:
         self._desks.clear()
         current.set(Place(info, 0, -1, info.seed))
 
+    def return_to(self, task: Task) -> None:
+        """Another worker has run in this process, which has one answer for torch's datasets."""
+        self._told_torch = None
+        self._tell_torch(self._desk.info, task.epoch)
+
     def _tell_torch(self, info: WorkerInfo, epoch: int) -> None:
         """Have torch's datasets see where they are."""
         if self._terms.in_process or self._terms.split not in (None, "worker"):
@@ -278,7 +293,7 @@ class Worker:
     async def _first_half(self) -> Any:
         init = self._program.worker_init_fn
         if init is None:
-            return None
+            return self._state
         if inspect.isgeneratorfunction(init):
             self._second_half = init(self._number)
             return await self._call(next, self._second_half, None)

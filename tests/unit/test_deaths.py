@@ -543,7 +543,7 @@ async def test_tracks_of_streams_do_not_grow(tmp_path: Path) -> None:
         await tell(p)
         for _ in range(5):
             await anext(aiter(p))
-        dispatch = p._session._pool._dispatch  # type: ignore[union-attr]
+        dispatch = p._session._pool.dispatch  # type: ignore[union-attr]
         assert all(not track._later for track in dispatch._tracks.values())
         assert len(dispatch._tracks) <= 1
 

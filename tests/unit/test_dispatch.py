@@ -139,7 +139,7 @@ async def test_kept_labels_do_not_keep_images() -> None:
     async with Prefetcher(arrays.Images(640), batch_size=16, num_proc=2) as p:
         labels = [batch["label"] async for batch in p]
         lent: list[Block] = []
-        for lane in p._session._pool._lanes:  # type: ignore[union-attr]
+        for lane in p._session._pool.lanes:  # type: ignore[union-attr]
             lent += lane.reader.lent
         assert len(labels) == 40
         assert sum(block.nbytes for block in lent) < 40 * 4096
@@ -330,7 +330,7 @@ async def test_what_is_finished_is_reported_while_a_slow_item_runs() -> None:
 async def test_a_stopped_worker_holds_up_no_other() -> None:
     """At most what it had begun: here it was idle, and nothing was."""
     async with Prefetcher(range(1000), num_proc=3, ordered=False, num_prefetch=60) as p:
-        stopped = p._session._pool._lanes[0].pid  # type: ignore[union-attr]
+        stopped = p._session._pool.lanes[0].pid  # type: ignore[union-attr]
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
         items = set()
@@ -373,7 +373,7 @@ async def test_no_task_runs_twice_while_workers_are_stopped_and_go_on(
     seconds = dict.fromkeys(range(0, 1500, 50), 0.02)
     source = arrays.Journal(tmp_path / "journal", 1500, seconds)
     async with Prefetcher(source, num_proc=3, ordered=ordered, num_prefetch=90) as p:
-        pids = [lane.pid for lane in p._session._pool._lanes]  # type: ignore[union-attr]
+        pids = [lane.pid for lane in p._session._pool.lanes]  # type: ignore[union-attr]
 
         async def disturb() -> None:
             for pid in itertools.cycle(pids):

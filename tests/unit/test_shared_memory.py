@@ -257,7 +257,7 @@ async def test_batches_are_as_without_workers(name: str) -> None:
 async def test_any_piece_of_a_batch_keeps_its_own_array_only() -> None:
     async with Prefetcher(arrays.Images(640), batch_size=16, num_proc=2) as p:
         pieces = [batch["image"][3, 5] async for batch in p]
-        readers: list[Reader] = [lane.reader for lane in p._session._pool._lanes]  # type: ignore[union-attr]
+        readers: list[Reader] = [lane.reader for lane in p._session._pool.lanes]  # type: ignore[union-attr]
         assert sum(reader.nbytes for reader in readers) == 40 * 16 * IMAGE
         pieces = [piece.copy() for piece in pieces]
         assert await eventually(lambda: sum(reader.nbytes for reader in readers) == 0, 1)
@@ -268,7 +268,7 @@ async def test_any_piece_of_a_batch_keeps_its_own_array_only() -> None:
 async def test_labels_kept_of_a_thousand_batches_do_not_keep_the_images() -> None:
     async with Prefetcher(arrays.Images(16_000), batch_size=16, num_proc=2) as p:
         kept = [batch["label"] async for batch in p]
-        readers: list[Reader] = [lane.reader for lane in p._session._pool._lanes]  # type: ignore[union-attr]
+        readers: list[Reader] = [lane.reader for lane in p._session._pool.lanes]  # type: ignore[union-attr]
         lent = 1000 * 16 * 8  # bytes of labels, which share blocks with nothing large
         assert await eventually(lambda: sum(reader.nbytes for reader in readers) <= lent, 2)
     assert len(kept) == 1000
