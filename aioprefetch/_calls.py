@@ -1,7 +1,6 @@
 """Calls of functions on a shared pool: each is a task of its own, ahead of all prefetching.
 
-In a worker a call is an item, and to call it is what is mapped over it. So it is dispatched,
-timed, run again after a death, and answered as a batch is.
+It is dispatched, timed, run again after a death, and answered as a batch is.
 """
 
 from __future__ import annotations
@@ -10,56 +9,26 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from ._codec import encode
 from ._dispatch import Dispatcher
 from ._errors import SkipItem, TaskError, TaskTimeout, WorkerDied, describe_error
+from ._invoke import CONCURRENCY, CallOf, name_of
 from ._lane import Hang, Lane
 from ._line import Line, Rules
-from ._messages import Failed, Made, Task
+from ._messages import SYNC_CALLS, Failed, Made, Task, first_run
 from ._payload import Payload, encode_value
 from ._plan import Planned
-from ._program import Program, Terms
 from ._request import Request
 from ._source import is_async_function
 from ._threads import Helper
 
-CONCURRENCY = 64  # calls of async functions that a worker has in flight at once
 _PATIENCE = 1.0  # seconds that a call nobody waits for may go on before it costs its worker
 _LARGE = 64 * 1024  # bytes that are copied off the loop
 _ASYNC_SLACK = 1.0  # seconds after which a worker that should have cancelled a call is blocked
-
-
-async def invoke(call: tuple[Callable[..., Any], Sequence[Any], float | None]) -> Any:
-    """In the worker: what a call is mapped to."""
-    function, args, timeout = call
-    value = function(*args)
-    if not hasattr(value, "__await__"):
-        return value
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            return await value
-    except TimeoutError:
-        if not limit.expired():  # the function's own
-            raise
-        raise TaskTimeout(f"{name_of(function)} took longer than timeout={timeout:g} s") from None
-
-
-def program_of_calls(worker_init_fn: Callable[..., Any] | None) -> Program:
-    return Program(None, invoke, worker_init_fn=worker_init_fn)
-
-
-def terms_of_calls(num_proc: int, seed: int) -> Terms:
-    return Terms(
-        seed=seed,
-        num_proc=num_proc,
-        batched=False,
-        drop_last=False,
-        concurrency=CONCURRENCY,
-        is_async=True,
-        in_process=False,
-        split="parent",
-    )
 
 
 class Call(Request):
@@ -68,9 +37,9 @@ class Call(Request):
     __slots__ = ("name",)
 
     def __init__(
-        self, number: int, payload: Payload, name: str, settled: Callable[[Request], None]
+        self, run: int, number: int, payload: Payload, name: str, settled: Callable[[Request], None]
     ) -> None:
-        super().__init__(Planned(Task(0, 0, number, number, 1), payload), settled)
+        super().__init__(Planned(Task(run, 0, number, number, 1), payload), settled)
         self.name = name
 
     def item_keys(self) -> Sequence[object]:
@@ -107,6 +76,7 @@ class Calls:
         self._store = store
         self._end = end
         self._numbers = itertools.count()
+        self._pickles: WeakKeyDictionary[Callable[..., Any], bytes] = WeakKeyDictionary()
         self._waiting: dict[asyncio.Future[None], Call] = {}  # of those who called
         for is_async, line in enumerate(self._lines):
             hold = CONCURRENCY + 1 if is_async else 2
@@ -119,11 +89,14 @@ class Calls:
         """Call a function in a worker, and give what it returns."""
         loop = asyncio.get_running_loop()
         is_async = is_async_function(function)
-        payload: Payload = encode_value((function, args, timeout if is_async else None))
+        run = 0 if is_async else first_run(SYNC_CALLS)
+        known = self._pickled(function)
+        sent = CallOf(known or function, args, timeout if is_async else None)
+        payload: Payload = encode_value(sent, known)
         if payload.nbytes > _LARGE:
             payload = await self._keeper.call(self._store, payload)
         done: asyncio.Future[None] = loop.create_future()
-        call = Call(next(self._numbers), payload, name_of(function), partial(_settled, done))
+        call = Call(run, next(self._numbers), payload, name_of(function), partial(_settled, done))
         call.line = self._lines[is_async]
         if timeout is not None:
             call.timeout = timeout + _ASYNC_SLACK if is_async else timeout
@@ -138,6 +111,16 @@ class Calls:
         finally:
             del self._waiting[done]
         return _result(call)
+
+    def _pickled(self, function: Callable[..., Any]) -> bytes:
+        """A plain function's pickle, made once; nothing for anything else, which may change."""
+        if type(function) is not FunctionType or function.__closure__ is not None:
+            return b""
+        pickled = self._pickles.get(function)
+        if pickled is None:
+            (pickled,) = map(bytes, encode(function))
+            self._pickles[function] = pickled
+        return pickled
 
     def _cancel(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         lane = self._dispatch.cancel(call)
@@ -193,10 +176,3 @@ def _as_raised(error: BaseException, call: Call) -> BaseException:
     other = TaskError(f"{call.name} failed: {what}", worker=error.worker, stage=error.stage)
     other.__cause__ = cause
     return other
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in messages."""
-    inner = getattr(function, "func", function)  # of a partial
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    return f"{name}()"

@@ -233,14 +233,20 @@ def _slice_of(roots: Sequence[Any], place: Slice) -> Any:
     return root[place.start : place.start + place.nbytes]
 
 
-def encode(value: Any) -> list[Segment]:
-    """The segments of what a worker is sent; raises as `encode_result` does."""
+_MAIN = b"__main__"
+
+
+def encode(value: Any, within: bytes = b"") -> list[Segment]:
+    """The segments of what a worker is sent; raises as `encode_result` does.
+
+    ``within`` is a pickle that the value holds and that was made by this.
+    """
     try:
         segments = _encode(value, plain_dumps)
     except BaseException:  # whatever a __reduce__ of the user's raises
         segments = []
     # A reference to __main__ means this process's, and the worker's is another.
-    if segments and b"__main__" not in segments[0]:
+    if segments and bytes(segments[0]).count(_MAIN) == within.count(_MAIN):
         return segments
     return _explained(value, dumps_with(cloudpickle.Pickler))
 

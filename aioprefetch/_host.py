@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ._errors import describe_error
 from ._exceptions import pack_error
-from ._messages import Again, Join, Joined, Outcome, Refused, Task, tenant_of
+from ._invoke import invoke
+from ._messages import SYNC_CALLS, Again, Join, Joined, Outcome, Refused, Task, tenant_of
 from ._program import Program, Terms
 from ._source import Facts, Split
 from ._worker import Worker
@@ -27,6 +29,8 @@ class Host:
     ----------
     own
         What the process was started with.
+    terms
+        Its terms.
     make
         Makes another worker in it, of a program, its terms, and the value of the pool's
         ``worker_init_fn``.
@@ -34,8 +38,10 @@ class Host:
 
     is_async = True  # whatever its tenants are, they come while it runs
 
-    def __init__(self, own: Worker, make: MakeWorker) -> None:
+    def __init__(self, own: Worker, terms: Terms, make: MakeWorker) -> None:
         self._own = own
+        self._terms = terms
+        self._calls: Worker | None = None  # of sync functions, which need no loop
         self._make = make
         self._guests: dict[int, asyncio.Future[Worker]] = {}
         self._latest = 0  # tenant that was at work
@@ -45,6 +51,9 @@ class Host:
 
     async def open(self) -> None:
         await self._own.open()
+        terms = replace(self._terms, is_async=False)
+        self._calls = self._make(Program(None, invoke), terms, self._own.state)
+        await self._calls.open()
 
     async def close(self) -> None:
         """End every tenant, the own program last."""
@@ -120,6 +129,16 @@ class Host:
             worker.return_to(task)
         return await worker.run(ticket, task, values, again)
 
+    def is_sync(self, run: int) -> bool:
+        """Whether the tasks of a pass never suspend."""
+        tenant = tenant_of(run)
+        if tenant == SYNC_CALLS:
+            return True
+        guest = self._guests.get(tenant)
+        if guest is None or not guest.done() or guest.exception() is not None:
+            return False
+        return not guest.result().is_async
+
     def failed(self, task: Task, values: Sequence[Any], error: BaseException) -> Outcome:
         return self._own.failed(task, values, error)
 
@@ -127,6 +146,9 @@ class Host:
         tenant = tenant_of(run)
         if tenant == 0:
             return self._own
+        if tenant == SYNC_CALLS:
+            assert self._calls is not None
+            return self._calls
         guest = self._guests.get(tenant)
         if guest is None:
             raise RuntimeError("its Prefetcher has left the pool")

@@ -9,6 +9,8 @@ NO_STREAM = -1
 # A pass has a number; its upper half is the number of the tenant whose pass it is: 0 is the
 # program that the workers were started with, others have joined a pool that is shared.
 _RUNS = 32  # bits
+SYNC_CALLS = 1  # the tenant of a shared pool whose tasks are calls of synchronous functions
+FIRST_GUEST = 2
 
 
 def first_run(tenant: int) -> int:

@@ -67,15 +67,15 @@ def encode_values(values: Sequence[Any]) -> Payload:
     return Parcel(encoded, range(len(segments)), segments)
 
 
-def encode_value(value: Any) -> Parcel:
-    """One item as a worker is sent it.
+def encode_value(value: Any, within: bytes = b"") -> Parcel:
+    """One item as a worker is sent it; ``within`` is as `encode` has it.
 
     Raises
     ------
     SerializationError
         It cannot be.
     """
-    pickled, *segments = encode(value)
+    pickled, *segments = encode(value, within)
     return Parcel([(bytes(pickled), len(segments))], range(len(segments)), segments)
 
 

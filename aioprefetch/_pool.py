@@ -33,7 +33,7 @@ from ._guests import Guest
 from ._lane import Hang, Lane, watches_descriptors
 from ._line import Line, Rules
 from ._memory import SOME_MEMORY, oom_kills, total
-from ._messages import Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
+from ._messages import FIRST_GUEST, Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
 from ._payload import Payload, Store, encode_values
 from ._program import Program, Terms
 from ._request import Request
@@ -87,7 +87,7 @@ class Supervisor:
         self._watch = Watch(self._loop, self.dispatch.at_work, self.dispatch.held_by, self._hangs)
         self._restarts = Restarts(crew.num_proc, crew.rules.retries, forgiving=crew.shared)
         self._guests: dict[int, Guest] = {}
-        self._numbers = itertools.count(1)  # of guests
+        self._numbers = itertools.count(FIRST_GUEST)
         self._oom_kills = oom_kills()
         self._line = Line(crew.rules)  # of its own program
         self.dispatch.open(self._line)

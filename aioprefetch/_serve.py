@@ -203,7 +203,7 @@ def make_worker(program: Program, post: Post, space: Space | None) -> Worker | H
         )
 
     own = make(program, post.terms)
-    return Host(own, make) if post.shared else own
+    return Host(own, post.terms, make) if post.shared else own
 
 
 def _never() -> bool:
@@ -409,8 +409,7 @@ class _Conversation:
     def _hear(self, frame: Frame) -> None:
         message = _codec.decode(frame[:1])
         if type(message) is Do:
-            for order in message.orders:
-                self._running[order[0]] = self._begin(self._run(order, frame[1:]))
+            self._take(message.orders, frame[1:])
         elif type(message) is Cancel:
             if message.ticket in self._running:
                 self._running[message.ticket].cancel()
@@ -429,6 +428,17 @@ class _Conversation:
             self._worker.trim()
         else:
             self._goodbye.set()
+
+    def _take(self, orders: Sequence[Order], segments: Sequence[Segment]) -> None:
+        done = False
+        for order in orders:
+            if self._worker.is_sync(order[1][0]):
+                drive(self._reporter.run(order, segments))
+                done = True
+            else:
+                self._running[order[0]] = self._begin(self._run(order, segments))
+        if done:
+            self._reporter.send()
 
     async def _answer(self, work: Coroutine[Any, Any, Joined | Refused]) -> None:
         self._send(_codec.message(await work))

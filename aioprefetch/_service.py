@@ -8,9 +8,10 @@ import warnings
 from contextlib import suppress
 
 from . import _seeds
-from ._calls import Calls, program_of_calls, terms_of_calls
+from ._calls import Calls
 from ._config import Staff
 from ._errors import PoolBroken
+from ._invoke import program_of_calls, terms_of_calls
 from ._line import Rules
 from ._pool import Crew, Supervisor
 

@@ -251,6 +251,10 @@ class Worker:
         self._desks.clear()
         current.set(Place(info, 0, -1, info.seed))
 
+    def is_sync(self, run: int) -> bool:
+        """Whether the tasks of a pass never suspend."""
+        return not self.is_async
+
     def return_to(self, task: Task) -> None:
         """Another worker has run in this process, which has one answer for torch's datasets."""
         self._told_torch = None
