@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -108,8 +109,8 @@ class Host:
 
     async def release(self, run: int | None) -> None:
         """A pass is over."""
-        worker = await self._worker_of(run or 0)
-        await worker.release(run)
+        with suppress(RuntimeError):  # its tenant has left, and with it all that it had
+            await (await self._worker_of(run or 0)).release(run)
 
     def trim(self) -> None:
         self._own.trim()  # the memory is all tenants'
