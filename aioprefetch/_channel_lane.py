@@ -11,24 +11,22 @@ from contextlib import suppress
 
 from . import _serve
 from ._arena import Reader, Space
-from ._lane import Lane
 from ._memory import Shipment, close_quietly
 from ._messages import Order
 from ._page import CLAIMS, InHand
 from ._payload import Store
+from ._process_lane import ProcessLane
 from ._stack import ask_for_stacks, read_stacks
 from ._wire import Channel, Segment
 
 _RECORDS = 4  # of what is in hand, for each item that may be: batches are made beside them
 
 
-class ChannelLane(Lane):
+class ChannelLane(ProcessLane):
     """A worker with a private channel, a deadman and a page that says what it has in hand."""
 
     _ends: _ParentEnds | None = None
     _space: Space | None = None
-    ship = Shipment
-    store = Store
     knows_hand = True
     _begun = b""  # what was claimed when it died
     _channel: Channel | None = None

@@ -321,8 +321,7 @@ class Dispatcher:
             settled = [(post.take(ticket), outcome) for ticket, outcome in report.done]
         except KeyError as error:
             raise RuntimeError(
-                f"worker {lane.number} (pid {lane.pid}) reports task {error}, and holds "
-                f"{list(post.held)}"
+                f"{lane.who} reports task {error}, and holds {list(post.held)}"
             ) from None
         for request, outcome in settled:
             if request.task.stream != NO_STREAM:

@@ -1,28 +1,24 @@
 """One worker as the parent sees it: start, send, receive, death, end.
 
-    keeper thread        launch ──> process: serve()
-    event loop           channel ◄──────── frames ────────────► channel
-                         pidfd   ◄──────── readable: dead
-    keeper thread        bury: join the process, read the exit code, close the descriptors
+    keeper thread        launch ──> worker
+    event loop           messages ◄────────────────────────► messages
+                         the news of its death
+    keeper thread        bury: join it, read what it left, close everything
 
-A worker is dead when its pidfd is readable, and only then. The end of `serve` or of the
-channel without it means: kill the worker's process group, and wait for the pidfd. What the
-dead has written is read to its end before its death is told.
+What the dead has written is read to its end before its death is told. Where workers come from
+is a `Kind`'s business; each has its own lane.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, Protocol
 
-from . import _codec, _serve
+from . import _codec
 from ._arena import Reader
+from ._errors import describe_exit
 from ._exceptions import unpack_error
 from ._messages import (
     Again,
@@ -45,16 +41,12 @@ from ._messages import (
 )
 from ._page import InHand
 from ._payload import Parcel, Payload, Store, sent
-from ._process import WorkerProcess
-from ._program import Terms
+from ._program import Program, Terms
 from ._source import log
-from ._stack import is_stopped
 from ._threads import Helper
 from ._wire import Frame, Segment
 
-OOM_SCORE_ADJ = "AIOPREFETCH_OOM_SCORE_ADJ"
 _MAX_CHUNK = 256
-_MANAGER_GRACE = 1.0  # seconds that the thread of a dead worker's executor may take to end
 
 
 class Hang(NamedTuple):
@@ -88,18 +80,10 @@ class Lane:
         How many workers of this number there were before.
     """
 
-    ship: Any  # how the source travels to all workers
-    store: Any  # and how items do; None where there is no way but messages
-
     knows_hand = False  # whether it can be told what the worker is at work on
 
     def __init__(
-        self,
-        number: int,
-        context: BaseContext,
-        keeper: Helper,
-        events: LaneEvents,
-        incarnation: int = 0,
+        self, number: int, keeper: Helper, events: LaneEvents, incarnation: int = 0
     ) -> None:
         self.number = number
         self.incarnation = incarnation
@@ -107,20 +91,30 @@ class Lane:
         self.hang: Hang | None = None  # why it is being killed
         self.refusal: BaseException | None = None  # what it said instead of hello
         self.stacks = ""  # that it left behind
-        self.dead = False  # its process is
+        self.dead = False
         self.buried = False
         self.exitcode: int | None = None
         self.hand: list[InHand] = []  # what it was at work on when it died
+        self.reader: Reader | None = None  # of the memory that its results come in
         self._keeper = keeper
         self._events = events
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._process = WorkerProcess(context)
-        self.reader: Reader | None = None  # of the memory that its results come in
         self._ending = False  # told to end: then the end of its calls is no surprise
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid
+        """Of its process, where it has one of its own."""
+        return None
+
+    @property
+    def who(self) -> str:
+        """What to call it in messages."""
+        return f"worker {self.number} (pid {self.pid})"
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words, once it has."""
+        return describe_exit(self.exitcode)
 
     @property
     def usable(self) -> bool:
@@ -138,68 +132,27 @@ class Lane:
         *,
         shared: bool,
     ) -> None:
-        """Start the process; what fails is raised, with nothing left behind."""
-        try:
-            post = _serve.Post(
-                self.number,
-                self.incarnation,
-                terms,
-                worker_threads,
-                shared,
-                _serve.depth + 1,
-                oom_score_adj(),
-            )
-            self._launch(post, shipment, store)
-        except BaseException:
-            self.kill()
-            self._process.join()
-            self._close()
-            self.close_watched()
-            raise
-
-    def _launch(self, post: _serve.Post, shipment: Any, store: Store | None) -> None:
+        """Start the worker; what fails is raised, with nothing left behind."""
         raise NotImplementedError
 
     def bury(self) -> None:
-        """After the worker's death: join the process, read the exit code, close everything.
+        """After the worker's death: whatever is to be waited for or read of it, and closed.
 
-        All of it on the keeper, whether the loop runs or not, but for the descriptors that the
-        loop watches: it lets go of them first.
+        All of it on the keeper, whether the loop runs or not.
         """
-        if self.buried:
-            return
-        try:
-            self.exitcode = self._process.join()
-            self._close()
-        finally:  # whatever failed, others wait for this
+        if not self.buried:
             self.buried = True
-            try:
-                if self._loop is None:
-                    raise RuntimeError("never attached")
-                self._loop.call_soon_threadsafe(self._let_go)
-            except RuntimeError:  # no loop, or closed
-                self.close_watched()
-
-    def _close(self) -> None:
-        """Close what the loop does not watch."""
+            self._call_on_loop(self._let_go)
 
     def end_hung(self) -> None:
         """Kill it, having read where it is stuck."""
         self.kill()
-
-    def close_watched(self) -> None:
-        """Close what the loop watched, which is closed or has let go of it."""
-        self._process.close()
 
     # On the loop
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to watch and to listen."""
         self._loop = loop
-        if self._process.pidfd is not None and watches_descriptors(loop):
-            loop.add_reader(self._process.pidfd, self._exited)
-        else:
-            threading.Thread(target=self._watch, name="aioprefetch-watch", daemon=True).start()
 
     def say(self, message: Settle | Release | Trim | Leave | Cancel) -> None:
         """Tell the worker."""
@@ -256,7 +209,7 @@ class Lane:
 
     def is_stopped(self) -> bool:
         """Whether the worker's process has been stopped."""
-        return is_stopped(self.pid)
+        return False
 
     def say_goodbye(self) -> None:
         """Let the worker finish what it has in hand, then end."""
@@ -278,6 +231,10 @@ class Lane:
             log.exception("worker %d sent what is no message and is killed", self.number)
             self.kill()
             return
+        self._heard(message)
+
+    def _heard(self, message: Any) -> None:
+        """Tell what the worker has said."""
         if type(message) is Report:
             self._events.lane_reports(self, message)
         elif type(message) is Hello:
@@ -301,34 +258,21 @@ class Lane:
             return outcome._replace(error=unpack_error(outcome.error))
         return outcome
 
-    def _call_on_loop(self, function: Any, *args: Any) -> None:
-        assert self._loop is not None
-        with suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(function, *args)
-
-    def _exited(self) -> None:
-        """The process is dead."""
-        if not self.dead:
-            self._detach()
-            self._process.kill_group()
-            self._keeper.post(self.bury)
-
-    def _detach(self) -> None:
-        """Read what the dead has written, and leave the loop."""
-        self.dead = True
-        if self._process.pidfd is not None and self._loop is not None:
-            with suppress(NotImplementedError):
-                self._loop.remove_reader(self._process.pidfd)
-
     def _let_go(self) -> None:
+        """It is dead, and everything is closed but what the loop watched."""
         if not self.dead:
             self._detach()
         self.close_watched()
         self._events.lane_dead(self)
 
-    def _watch(self) -> None:
-        self._process.wait(None)
-        self._call_on_loop(self._exited)
+    def _detach(self) -> None:
+        """Leave the loop."""
+        self.dead = True
+
+    def _call_on_loop(self, function: Any, *args: Any) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(function, *args)
 
     # Anywhere
 
@@ -337,48 +281,33 @@ class Lane:
         self._ending = True
 
     def kill(self) -> None:
-        """SIGKILL the worker and its group; returns at once, and does nothing to the dead."""
-        if not self.dead:
-            self._process.kill()
+        """End it now; returns at once, and does nothing to the dead."""
+        raise NotImplementedError
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the death, off the loop."""
-        return self.buried or self._process.wait(timeout)
+        raise NotImplementedError
+
+    def close_watched(self) -> None:
+        """Close what the loop watched, which is closed or has let go of it."""
 
     def free_at_exit(self) -> None:
-        """At interpreter exit: nothing may keep the executor's manager waiting."""
-        self._process.end_manager(_MANAGER_GRACE)
+        """At interpreter exit: nothing may keep it waiting."""
 
 
-def oom_score_adj() -> int | None:
-    """What the environment asks workers to add to their chance of being killed first.
+class Kind(Protocol):
+    """Where workers come from, and how they are talked to."""
 
-    Raises
-    ------
-    ValueError
-        It is not a whole number from -1000 to 1000.
-    """
-    score = os.environ.get(OOM_SCORE_ADJ)
-    if not score:
-        return None
-    try:
-        number = int(score)
-    except ValueError:
-        number = 1001
-    if not -1000 <= number <= 1000:
-        raise ValueError(
-            f"{OOM_SCORE_ADJ} must be a whole number from -1000 to 1000, not {score!r}"
-        )
-    return number
+    in_process: bool  # whether they run in the user's own process
 
+    def lane(self, number: int, keeper: Helper, events: LaneEvents, incarnation: int) -> Lane:
+        """One worker, to be launched."""
 
-def watches_descriptors(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the loop has ``add_reader``; Windows' default one has not."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        try:
-            loop.add_reader(ours, lambda: None)
-        except NotImplementedError:
-            return False
-        loop.remove_reader(ours)
-    return True
+    def check(self, num_proc: int) -> None:
+        """Fail where so many cannot be had, before the first is launched."""
+
+    def ship(self, program: Program) -> Any:
+        """The program as it travels to all of them; takes its time."""
+
+    def store(self) -> Store | None:
+        """Memory for items on their way to any of them, if they can see it."""

@@ -19,27 +19,23 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
 from typing import Any
 
-from . import _codec
 from ._arena import Loans, Reader
-from ._channel_lane import ChannelLane
 from ._dispatch import Dispatcher
 from ._errors import PoolBroken, TaskTimeout, WorkerDied, WorkerStartError, describe_error
 from ._exceptions import unpack_error
-from ._guards import GUARD_HINT, check_descriptors, refuse_to_start_in_a_starting_worker
+from ._guards import GUARD_HINT, refuse_to_start_in_a_starting_worker
 from ._guests import Guest
-from ._lane import Hang, Lane, watches_descriptors
+from ._lane import Hang, Kind, Lane
 from ._line import Line, Rules
 from ._memory import SOME_MEMORY, oom_kills, total
 from ._messages import FIRST_GUEST, Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
-from ._payload import Payload, Store, encode_values
+from ._payload import Payload, encode_values
 from ._program import Program, Terms
 from ._request import Request
 from ._restarts import Restarts
 from ._source import Facts, Split, log
-from ._submit_lane import SubmitLane
 from ._threads import Helper
 from ._verdict import charge, describe_death, guilty
 from ._watch import Watch
@@ -53,7 +49,7 @@ GRACE = 0.3  # seconds for workers to end by themselves when nobody waits for th
 class Crew:
     """How many workers, of which kind."""
 
-    context: BaseContext
+    kind: Kind
     num_proc: int
     worker_threads: int | None
     shutdown_timeout: float
@@ -75,11 +71,11 @@ class Supervisor:
         self.keeper = Helper("aioprefetch-keeper")
         self._helper: Helper | None = None
         self._shipment: Any = None
-        self._kind = ChannelLane if watches_descriptors(self._loop) else SubmitLane
+        self._kind = crew.kind
         self.lanes: list[Lane] = [
-            self._kind(n, crew.context, self.keeper, self) for n in range(crew.num_proc)
+            self._kind.lane(n, self.keeper, self, 0) for n in range(crew.num_proc)
         ]
-        self._store: Store | None = None if self._kind.store is None else self._kind.store()
+        self._store = self._kind.store()
         self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE, self._readers)
         self.dispatch = Dispatcher(
             self.lanes, self._loop, on_work=self._on_work, on_idle=self._trim
@@ -130,7 +126,7 @@ class Supervisor:
         crew = self._crew
         launched: list[Lane] = []
         try:
-            check_descriptors(crew.num_proc)
+            self._kind.check(crew.num_proc)
             self._shipment = self.ship(self._program)
             for lane in self.lanes:
                 if self._closing:
@@ -156,7 +152,7 @@ class Supervisor:
         )
 
     def ship(self, program: Program) -> Any:
-        return self._kind.ship(_codec.encode_source(program))
+        return self._kind.ship(program)
 
     async def _all_ready(self) -> None:
         if not self.lanes:
@@ -390,9 +386,7 @@ class Supervisor:
 
     def _replace(self, lane: Lane, delay: float) -> None:
         self._replacing.add(lane.number)
-        successor = self._kind(
-            lane.number, self._crew.context, self.keeper, self, lane.incarnation + 1
-        )
+        successor = self._kind.lane(lane.number, self.keeper, self, lane.incarnation + 1)
         self._delays[lane.number] = self._loop.call_later(delay, self._begin_relaunch, successor)
 
     def _begin_relaunch(self, lane: Lane) -> None:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,18 +29,16 @@ import threadpoolctl
 
 from . import _codec
 from ._arena import Space, Writer
+from ._conversation import Conversation
 from ._exceptions import pack_error
 from ._host import Host
 from ._memory import Extent, open_shipment, open_shipped
 from ._messages import (
-    Cancel,
     Do,
     Goodbye,
     Hello,
     Join,
     Joined,
-    Leave,
-    Order,
     Refused,
     Release,
     Settle,
@@ -156,9 +154,9 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
     assert start.page is not None
     assert start.intake is not None
     if worker.is_async:
-        conversation = _Conversation(worker, start.intake, start.page, sock, kit.post)
+        on_loop = _OnLoop(worker, start.intake, start.page, sock, kit.post)
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(conversation.hold(channel, facts))
+            runner.run(on_loop.hold(channel, facts))
     else:
         _converse(worker, start.intake, start.page, channel, facts)
 
@@ -374,21 +372,18 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-class _Conversation:
-    """The same on a loop, for functions that are awaited: tasks overlap."""
+class _OnLoop:
+    """The same on a loop, for functions that are awaited, and for tenants that come."""
 
     def __init__(
         self, worker: Worker | Host, intake: Intake, page: Page, sock: socket.socket, post: Post
     ) -> None:
         self._worker = worker
-        self._post = post
         self._sock = sock
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[int, asyncio.Task[None]] = {}  # by ticket
-        self._goodbye = asyncio.Event()
         self._channel: Channel | None = None
-        self._reporter = Reporter(worker, intake, page, self._send)
-        self._sending = False
+        reporter = Reporter(worker, intake, page, self._send)
+        load = partial(load_tenant, post)
+        self._conversation = Conversation(worker, reporter, load, self._say)
 
     async def hold(self, start: BlockingChannel, facts: Facts | None) -> None:
         try:
@@ -400,67 +395,15 @@ class _Conversation:
         start.send(_codec.message(Hello(facts)))
         loop = asyncio.get_running_loop()
         self._channel = Channel(loop, self._sock, self._hear, lambda: os._exit(1))
-        await self._goodbye.wait()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._conversation.end()
         self._channel.detach()
         await self._worker.close()
 
     def _hear(self, frame: Frame) -> None:
-        message = _codec.decode(frame[:1])
-        if type(message) is Do:
-            self._take(message.orders, frame[1:])
-        elif type(message) is Cancel:
-            if message.ticket in self._running:
-                self._running[message.ticket].cancel()
-        elif type(message) is Settle:
-            self._worker.settle(*message)
-        elif type(message) is Release:
-            self._begin(self._worker.release(message.run))
-        elif type(message) is Join:
-            assert isinstance(self._worker, Host)
-            load = partial(load_tenant, self._post, message, frame[1:])
-            self._begin(self._answer(self._worker.admit(message, load)))
-        elif type(message) is Leave:
-            assert isinstance(self._worker, Host)
-            self._begin(self._worker.leave(message.tenant))
-        elif type(message) is Trim:
-            self._worker.trim()
-        else:
-            self._goodbye.set()
+        self._conversation.hear(_codec.decode(frame[:1]), frame[1:])
 
-    def _take(self, orders: Sequence[Order], segments: Sequence[Segment]) -> None:
-        done = False
-        for order in orders:
-            if self._worker.is_sync(order[1][0]):
-                drive(self._reporter.run(order, segments))
-                done = True
-            else:
-                self._running[order[0]] = self._begin(self._run(order, segments))
-        if done:
-            self._reporter.send()
-
-    async def _answer(self, work: Coroutine[Any, Any, Joined | Refused]) -> None:
-        self._send(_codec.message(await work))
-
-    def _begin(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _run(self, order: Order, segments: Sequence[Segment]) -> None:
-        try:
-            await self._reporter.run(order, segments)
-        finally:
-            del self._running[order[0]]
-        if not self._sending:  # together with what else ends in this turn of the loop
-            self._sending = True
-            asyncio.get_running_loop().call_soon(self._report)
-
-    def _report(self) -> None:
-        self._sending = False
-        self._reporter.send()
+    def _say(self, message: Joined | Refused) -> None:
+        self._send(_codec.message(message))
 
     def _send(self, frame: Frame) -> None:
         assert self._channel is not None

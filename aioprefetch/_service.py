@@ -14,6 +14,7 @@ from ._errors import PoolBroken
 from ._invoke import program_of_calls, terms_of_calls
 from ._line import Rules
 from ._pool import Crew, Supervisor
+from ._processes import Processes
 
 _CLOSED = "the pool was closed"
 
@@ -29,7 +30,7 @@ class Service:
             program_of_calls(staff.worker_init_fn),
             terms_of_calls(staff.num_proc, _seeds.draw_seed()),
             Crew(
-                staff.context(),
+                Processes(staff.context(), self.loop),
                 staff.num_proc,
                 staff.worker_threads,
                 shutdown_timeout,

@@ -24,6 +24,7 @@ from ._inline import InlinePool
 from ._iteration import Iteration, Reason
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, Supervisor
+from ._processes import Processes
 from ._record import Record
 from ._source import Facts, Split, describe, is_async_function, reset, was_cancelled
 from ._state import Layout
@@ -83,7 +84,7 @@ class Session:
         if config.num_proc == 0:
             return InlinePool(program, terms, config.shutdown_timeout)
         crew = Crew(
-            config.staff.context(),
+            Processes(config.staff.context(), self.loop),
             config.num_proc,
             config.worker_threads,
             config.shutdown_timeout,

@@ -8,16 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from . import _plain, _serve
-from ._lane import Lane
 from ._payload import Store
+from ._process_lane import ProcessLane
 from ._wire import Frame, Segment
 
 
-class SubmitLane(Lane):
+class SubmitLane(ProcessLane):
     """The same where a loop cannot watch descriptors: every message is a call. Slower."""
 
-    ship: Any = _plain.Copies
-    store = None
     largest_chunk = 1  # a call has one answer
 
     def _launch(self, post: _serve.Post, shipment: _plain.Copies, store: Store | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._errors import TaskError, TaskTimeout, WorkerDied, describe_exit
+from ._errors import TaskError, TaskTimeout, WorkerDied
 from ._lane import Lane
 from ._memory import oom_kills
 from ._messages import Failed
@@ -21,13 +21,13 @@ _STAGES = {BATCH: "collate", GROUP: "fetch"}
 
 def describe_death(lane: Lane, oom_kills_before: int | None) -> WorkerDied | TaskTimeout:
     """A death in words, as the error of nothing in particular."""
-    who = f"worker {lane.number} (pid {lane.pid})"
+    who = lane.who
     stacks = lane.stacks or None
     if lane.hang is not None:
         kind = TaskTimeout if lane.hang.item is not None else WorkerDied
         error = kind(f"{who} {lane.hang.text} and was killed", worker=lane.number)
     else:
-        error = WorkerDied(f"{who} {describe_exit(lane.exitcode)}{_hint(lane, oom_kills_before)}")
+        error = WorkerDied(f"{who} {lane.ended}{_hint(lane, oom_kills_before)}")
         error.worker = lane.number
     error.pid, error.stack = lane.pid, stacks
     if isinstance(error, WorkerDied):
