@@ -22,8 +22,11 @@ if _typing.TYPE_CHECKING:
     from ._prefetcher import Prefetcher
     from ._process_pool import ProcessPool
     from ._samplers import RandomSampler, SubsetSampler, WeightedSampler
+    from .engines.executor import ExecutorPool
+    from .engines.threads import ThreadPool
 
 __all__ = [
+    "ExecutorPool",
     "PoolBroken",
     "PrefetchError",
     "PrefetchIterator",
@@ -36,6 +39,7 @@ __all__ = [
     "SubsetSampler",
     "TaskError",
     "TaskTimeout",
+    "ThreadPool",
     "WeightedSampler",
     "WorkerDied",
     "WorkerInfo",
@@ -56,11 +60,13 @@ def _publish(name: str, public: _typing.Any) -> None:
 
 # A worker imports this package too, and none of what only its parent needs.
 _IN_THE_PARENT = {
+    "ExecutorPool": "engines.executor",
     "PrefetchIterator": "_iterators",
     "Prefetcher": "_prefetcher",
     "ProcessPool": "_process_pool",
     "RandomSampler": "_samplers",
     "SubsetSampler": "_samplers",
+    "ThreadPool": "engines.threads",
     "WeightedSampler": "_samplers",
     "blocking": "_blocking",
 }

@@ -20,7 +20,7 @@ from ._invoke import CONCURRENCY, CallOf, name_of
 from ._lane import Hang, Lane
 from ._line import Line, Rules
 from ._messages import SYNC_CALLS, Failed, Made, Task, first_run
-from ._payload import Payload, encode_value
+from ._payload import Live, Payload, encode_value
 from ._plan import Planned
 from ._request import Request
 from ._source import is_async_function
@@ -68,7 +68,10 @@ class Calls:
         store: Callable[[Payload], Payload],
         end: Callable[[Lane, Hang], None],
         retries: int,
+        *,
+        in_process: bool,
     ) -> None:
+        self._in_process = in_process
         rules = Rules("raise", retries, limit="timeout")
         self._lines = Line(rules, urgent=True), Line(rules, urgent=True)
         self._dispatch = dispatch
@@ -90,9 +93,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         is_async = is_async_function(function)
         run = 0 if is_async else first_run(SYNC_CALLS)
-        known = self._pickled(function)
-        sent = CallOf(known or function, args, timeout if is_async else None)
-        payload: Payload = encode_value(sent, known)
+        payload = self._pack(CallOf(function, args, timeout if is_async else None))
         if payload.nbytes > _LARGE:
             payload = await self._keeper.call(self._store, payload)
         done: asyncio.Future[None] = loop.create_future()
@@ -111,6 +112,12 @@ class Calls:
         finally:
             del self._waiting[done]
         return _result(call)
+
+    def _pack(self, call: CallOf) -> Payload:
+        if self._in_process:
+            return Live([call])
+        known = self._pickled(call.function)
+        return encode_value(call._replace(function=known) if known else call, known)
 
     def _pickled(self, function: Callable[..., Any]) -> bytes:
         """A plain function's pickle, made once; nothing for anything else, which may change."""

@@ -118,8 +118,8 @@ class Config:
         self._check_hosts()
         self._check_functions()
         self._check_batching()
-        self._check_source()
         self._check_pool()
+        self._check_source()
         self.staff.check(least=0, stacklevel=5)
 
     def arguments(self) -> dict[str, Any]:
@@ -248,6 +248,12 @@ class Config:
         )
         if self.num_shards is not None and split != "shard":
             raise ValueError(f"num_shards is for split='shard', and the split is {split!r}")
+        if split != "parent" and self.pool is not None and not self.pool._reads_streams:
+            raise ValueError(
+                f"split={split!r} has each worker go on with streams of its own, and a "
+                f"{type(self.pool).__name__} may find another worker each time: only "
+                "split='parent' works on it"
+            )
         return split
 
     def _warn_of_repeats(self, split: Split, facts: Facts) -> None:
@@ -272,6 +278,11 @@ class Config:
         if given:
             raise ValueError(
                 f"the workers are the pool's: give {', '.join(given)} to the pool, not beside it"
+            )
+        if self.task_timeout is not None and not self.pool._ends_calls:
+            raise ValueError(
+                f"a {type(self.pool).__name__} cannot end what takes too long, so there is no "
+                "task_timeout on it: a ProcessPool can"
             )
         object.__setattr__(self, "num_proc", self.pool.num_proc)
 
@@ -312,7 +323,7 @@ class Config:
             drop_last=self.drop_last,
             concurrency=self.concurrency,
             is_async=is_async_program(self.program(split), facts),
-            in_process=self.num_proc == 0,
+            in_process=self.num_proc == 0 or (self.pool is not None and self.pool._in_process),
             split=split,
             share=self.share,
             origin=origin,

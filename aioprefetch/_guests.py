@@ -17,7 +17,7 @@ from ._exceptions import unpack_error
 from ._lane import Hang, Lane
 from ._line import Line, Rules
 from ._messages import Failed, Leave, Refused, Release, Settle, first_run
-from ._payload import Payload, encode_values
+from ._payload import Payload
 from ._program import Program, Terms
 from ._request import Request
 from ._source import Facts, Split
@@ -39,6 +39,9 @@ class Landlord(Protocol):
 
     def ship(self, program: Program) -> Any:
         """The program as it travels to all workers; takes its time."""
+
+    def pack(self, values: Sequence[Any]) -> Payload:
+        """Keys or items as they travel."""
 
     def store(self, payload: Payload) -> Payload:
         """Items where all workers find them."""
@@ -181,7 +184,7 @@ class Guest:
         return self._landlord.dispatch.busy(self._line)
 
     def pack(self, values: Sequence[Any]) -> Payload:
-        return encode_values(values)
+        return self._landlord.pack(values)
 
     def store(self, payload: Payload) -> Payload:
         return self._landlord.store(payload)

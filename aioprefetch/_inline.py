@@ -14,9 +14,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from ._errors import PoolBroken, WorkerStartError, describe_error
+from ._live import LiveOutbox
 from ._messages import Again, Outcome
 from ._payload import Live, Payload
 from ._program import Program, Terms, drive
@@ -24,21 +23,6 @@ from ._request import Request
 from ._source import Facts, Split, is_async_function, was_cancelled
 from ._threads import Helper
 from ._worker import Worker
-
-
-class _Here:
-    """Results that stay in this process."""
-
-    empty = staticmethod(np.empty)
-
-    def pack(self, result: Any) -> Live:
-        return Live(result)
-
-    def discard(self) -> None:
-        """Nothing was set aside."""
-
-    def trim(self) -> None:
-        """Nothing is held."""
 
 
 class InlinePool:
@@ -60,7 +44,9 @@ class InlinePool:
         self._thread = Helper("aioprefetch-worker")
         self._context = contextvars.copy_context()
         hop = self._hop if terms.is_async else None
-        self._worker = Worker(program, terms, 0, outbox=_Here(), call=hop, closing=self._is_closing)
+        self._worker = Worker(
+            program, terms, 0, outbox=LiveOutbox(), call=hop, closing=self._is_closing
+        )
         self._queue: deque[Request] = deque()
         self._active = 0  # tasks that drain the queue
         self._running: set[asyncio.Task[None]] = set()

@@ -64,7 +64,7 @@ def program_of_calls(worker_init_fn: Callable[..., Any] | None) -> Program:
     return Program(None, invoke_async, worker_init_fn=worker_init_fn)
 
 
-def terms_of_calls(num_proc: int, seed: int) -> Terms:
+def terms_of_calls(num_proc: int, seed: int, *, in_process: bool) -> Terms:
     return Terms(
         seed=seed,
         num_proc=num_proc,
@@ -72,7 +72,7 @@ def terms_of_calls(num_proc: int, seed: int) -> Terms:
         drop_last=False,
         concurrency=CONCURRENCY,
         is_async=True,
-        in_process=False,
+        in_process=in_process,
         split="parent",
     )
 

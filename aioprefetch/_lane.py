@@ -80,6 +80,8 @@ class Lane:
         How many workers of this number there were before.
     """
 
+    last = False  # whether no other can take its place
+    parting = "was killed"  # what becomes of it when it is ended
     knows_hand = False  # whether it can be told what the worker is at work on
 
     def __init__(

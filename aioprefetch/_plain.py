@@ -49,14 +49,21 @@ class PlainKit(NamedTuple):
     """What such a worker starts with."""
 
     post: Post
-    source: Copies
+    source: Sequence[Segment]  # the shipment
 
 
-class _Plain:
-    """Such a worker, between one call and the next."""
+class PlainWorker:
+    """Such a worker, between one call and the next.
 
-    def __init__(self, kit: PlainKit) -> None:
+    Parameters
+    ----------
+    owns_process
+        Whether the process is this worker's, to be set up as it likes.
+    """
+
+    def __init__(self, kit: PlainKit, *, owns_process: bool) -> None:
         self.kit = kit
+        self._owns_process = owns_process
         self.runner: asyncio.Runner | None = None
         self.intake: Intake | None = None
         self.worker: Worker | Host | None = None
@@ -69,10 +76,11 @@ class _Plain:
     def open(self) -> Frame:
         doing = "setting itself up"
         try:
-            settle_in(self.kit.post)
-            watch_parent()
+            if self._owns_process:
+                settle_in(self.kit.post)
+                watch_parent()
             doing = "loading the source and functions"
-            program = load(self.kit.post, self.kit.source.segments)
+            program = load(self.kit.post, self.kit.source)
             self.intake = intake_of(program, None)
             self.worker = make_worker(program, self.kit.post, None)
             doing = OPENING
@@ -82,33 +90,38 @@ class _Plain:
             return _codec.message(Refused(pack_error(error), doing))
         return _codec.message(Hello(facts))
 
-    def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> Frame:
+    def run_orders(self, orders: Sequence[Order], segments: Sequence[Segment]) -> list[Frame]:
         assert self.worker is not None
         assert self.intake is not None
         sent: list[Frame] = []
         reporter = Reporter(self.worker, self.intake, None, sent.append)
-        (order,) = orders  # so that there is one answer
-        self.run(reporter.run(order, segments))
+        if self.runner is None:
+            for order in orders:
+                drive(reporter.run(order, segments))
+        else:
+            self.runner.run(_all([reporter.run(order, segments) for order in orders]))
         reporter.send()
-        (reply,) = sent
-        return [bytearray(segment) for segment in reply]
+        return [[bytearray(segment) for segment in frame] for frame in sent]
 
     async def _admit(self, join: Join, load: Callable[[], Program]) -> Joined | Refused:
         assert isinstance(self.worker, Host)
         return await self.worker.admit(join, load)
 
-    def answer(self, frame: Frame) -> Frame | None:
+    def answer(self, frame: Frame) -> list[Frame] | None:
+        """One message; gives what there is to say to it, and None once it was Goodbye."""
         assert self.worker is not None
         message = _codec.decode(frame[:1])
         if type(message) is Do:
             return self.run_orders(message.orders, frame[1:])
         if type(message) is Goodbye:
             self.run(self.worker.close())
+            if self.runner is not None:
+                self.runner.close()
             return None
         if type(message) is Join:
             assert isinstance(self.worker, Host)
             load = partial(load_tenant, self.kit.post, message, frame[1:])
-            return _codec.message(self.run(self._admit(message, load)))
+            return [_codec.message(self.run(self._admit(message, load)))]
         if type(message) is Settle:
             self.worker.settle(*message)
         elif type(message) is Leave:
@@ -119,22 +132,26 @@ class _Plain:
         return []
 
 
-_plain: _Plain | None = None
+async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*work)
+
+
+_plain: PlainWorker | None = None
 
 
 def equip(kit: PlainKit) -> None:
     """The executor's initializer."""
     global _plain
-    _plain = _Plain(kit)
+    _plain = PlainWorker(kit, owns_process=True)
 
 
-def open_up() -> Frame:
+def open_up() -> list[Frame]:
     """The first call: Hello or Refused."""
     assert _plain is not None
-    return _plain.open()
+    return [_plain.open()]
 
 
-def answer(frame: Frame) -> Frame | None:
-    """One message; gives what there is to say to it, and None once it was Goodbye."""
+def answer(frame: Frame) -> list[Frame] | None:
+    """One message, and what there is to say to it."""
     assert _plain is not None
     return _plain.answer(frame)

@@ -31,7 +31,7 @@ from ._lane import Hang, Kind, Lane
 from ._line import Line, Rules
 from ._memory import SOME_MEMORY, oom_kills, total
 from ._messages import FIRST_GUEST, Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
-from ._payload import Payload, encode_values
+from ._payload import Live, Payload, encode_values
 from ._program import Program, Terms
 from ._request import Request
 from ._restarts import Restarts
@@ -250,7 +250,7 @@ class Supervisor:
         return self.dispatch.busy(self._line)
 
     def pack(self, values: Sequence[Any]) -> Payload:
-        return encode_values(values)
+        return Live(values) if self._kind.in_process else encode_values(values)
 
     def store(self, payload: Payload) -> Payload:
         store = self._store  # which closing takes away
@@ -324,7 +324,7 @@ class Supervisor:
         again = self._judge(lane, death)
         delay = self._delay(lane)
         if delay is None:
-            self._break(lane.refusal or death, again)
+            self._break(lane.refusal or death, again, last=lane.last)
             return
         if lane.hang is not None and lane.hang.wanted:
             log.info("%s; another takes its place", death)
@@ -338,6 +338,8 @@ class Supervisor:
 
     def _delay(self, lane: Lane) -> float | None:
         """Seconds until another is started, or None when that makes no more sense."""
+        if lane.last:
+            return None
         if lane.hang is not None and lane.hang.wanted:
             return 0.0
         return self._restarts.delay(self._loop.time(), came_up=lane.ready)
@@ -370,14 +372,14 @@ class Supervisor:
             request.settle(Ended(request.task.stream))
         return [request for request in again if request.outcome is None]
 
-    def _break(self, death: BaseException, left: list[Request]) -> None:
+    def _break(self, death: BaseException, left: list[Request], *, last: bool) -> None:
         """Workers die one after another: everything that is not done fails, now and for good."""
-        self.broken = _broken(death)
+        self.broken = _broken(death, last=last)
         self._fail_start(self.broken)
         for lane in self.lanes:
             lane.kill()
         for request in left + self.dispatch.take_all():
-            request.settle(Failed(_broken(death)))
+            request.settle(Failed(_broken(death, last=last)))
 
     def _hangs(self, lane: Lane) -> None:
         self.keeper.post(lane.end_hung)
@@ -534,10 +536,11 @@ class Supervisor:
             lane.free_at_exit()
 
 
-def _broken(death: BaseException) -> PoolBroken:
-    error = PoolBroken(
-        f"workers die faster than they do anything, and are not replaced any more: {death}"
-    )
+def _broken(death: BaseException, *, last: bool) -> PoolBroken:
+    text = f"workers die faster than they do anything, and are not replaced any more: {death}"
+    if last:
+        text = f"no worker is left, and none can take a place: {death}"
+    error = PoolBroken(text)
     error.__cause__ = death
     return error
 

@@ -17,8 +17,8 @@ from ._cursor import Cursor
 from ._delivered import Tail
 from ._iteration import Iteration, outlast
 from ._iterators import Batch, NumberedIterator, PrefetchIterator
-from ._process_pool import ProcessPool
 from ._session import Session, length_of_epoch
+from ._shared_pool import SharedPool
 from ._source import Facts, Split
 from ._state import Layout
 
@@ -80,8 +80,8 @@ class Prefetcher(Generic[Batch]):
     concurrency
         Items that a worker has in flight at once where functions are async.
     pool
-        An open `ProcessPool` to work on; then ``num_proc``, ``mp_context``, ``worker_init_fn`` and
-        ``worker_threads`` are its own.
+        An open pool to work on, a `ProcessPool` say; then ``num_proc``, ``mp_context``,
+        ``worker_init_fn`` and ``worker_threads`` are its own.
     num_prefetch
         Batches requested and not yet delivered, at most; by default four a worker, and more
         where items are delivered alone or awaited.
@@ -137,7 +137,7 @@ class Prefetcher(Generic[Batch]):
         worker_init_fn: Callable[[int], Any] | None = None,
         worker_threads: int | None = 1,
         concurrency: int = 16,
-        pool: ProcessPool | None = None,
+        pool: SharedPool | None = None,
         num_prefetch: int | None = None,
         max_bytes: int | None = None,
         ordered: bool = True,

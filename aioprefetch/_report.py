@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from . import _codec
 from ._errors import TaskError
@@ -16,12 +16,18 @@ from ._exceptions import pack_error
 from ._host import Host
 from ._messages import Done, Failed, Made, Order, Outcome, Report, Task, tenant_of
 from ._page import Page
-from ._payload import Intake
-from ._wire import Frame, Segment
+from ._wire import Segment
 from ._worker import Worker
 
 _MOMENT = 0.0005  # seconds after which finished tasks are reported, others waiting or not
 _LATE = 0.002  # the same while a task is being done
+
+
+class Opens(Protocol):
+    """What turns a payload into the keys or items that it holds."""
+
+    def open(self, sent: Any, segments: Sequence[Segment]) -> Sequence[Any]:
+        """Keys or items as they have come."""
 
 
 class Reporter:
@@ -39,9 +45,9 @@ class Reporter:
     def __init__(
         self,
         worker: Worker | Host,
-        intake: Intake,
+        intake: Opens,
         page: Page | None,
-        send: Callable[[Frame], None],
+        send: Callable[[Any], None],
         *,
         watched: bool = False,
     ) -> None:
@@ -91,7 +97,7 @@ class Reporter:
     def _put(
         self, ticket: int, tenant: int, outcome: Outcome, ended: float, seconds: float
     ) -> None:
-        done, segments = _packed(outcome)
+        done, segments = self._pack(outcome)
         with self._lock:
             if tenant != self._tenant:  # a report says what one tenant's tasks took
                 if self._done:
@@ -104,9 +110,25 @@ class Reporter:
 
     def _flush(self, segments: Sequence[Segment]) -> None:
         report = Report(self._done, self._declined, self._seconds)
-        self._send([*_codec.message(report), *segments])
+        self._tell(report, segments)
         self._done, self._declined, self._seconds = [], [], 0.0
         self._sent = time.perf_counter()
+
+    @staticmethod
+    def _pack(outcome: Outcome) -> tuple[Any, Sequence[Segment]]:
+        """An outcome as it is reported, and its segments."""
+        if type(outcome) is Made:
+            packed, segments = outcome.payload
+            if type(packed) is bytes and not outcome.skipped and outcome.progress is None:
+                return packed, segments
+            return outcome._replace(payload=packed), segments
+        if type(outcome) is Failed:
+            assert isinstance(outcome.error, TaskError)
+            return outcome._replace(error=pack_error(outcome.error)), ()
+        return outcome, ()
+
+    def _tell(self, report: Report, segments: Sequence[Segment]) -> None:
+        self._send([*_codec.message(report), *segments])
 
     def _report_late(self) -> None:
         """What is finished must not wait for a task that takes its time."""
@@ -117,16 +139,3 @@ class Reporter:
                 time.sleep(_LATE)
                 self._waiting.clear()
                 self.send()
-
-
-def _packed(outcome: Outcome) -> tuple[Any, Sequence[Segment]]:
-    """An outcome as it is reported, and its segments."""
-    if type(outcome) is Made:
-        packed, segments = outcome.payload
-        if type(packed) is bytes and not outcome.skipped and outcome.progress is None:
-            return packed, segments
-        return outcome._replace(payload=packed), segments
-    if type(outcome) is Failed:
-        assert isinstance(outcome.error, TaskError)
-        return outcome._replace(error=pack_error(outcome.error)), ()
-    return outcome, ()

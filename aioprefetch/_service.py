@@ -12,9 +12,9 @@ from ._calls import Calls
 from ._config import Staff
 from ._errors import PoolBroken
 from ._invoke import program_of_calls, terms_of_calls
+from ._lane import Kind
 from ._line import Rules
 from ._pool import Crew, Supervisor
-from ._processes import Processes
 
 _CLOSED = "the pool was closed"
 
@@ -22,15 +22,15 @@ _CLOSED = "the pool was closed"
 class Service:
     """The core of a public pool; it does not know the handle, which may be dropped."""
 
-    def __init__(self, staff: Staff, retries: int, shutdown_timeout: float) -> None:
+    def __init__(self, staff: Staff, kind: Kind, retries: int, shutdown_timeout: float) -> None:
         self.loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._shutdown_timeout = shutdown_timeout
         self.supervisor = Supervisor(
             program_of_calls(staff.worker_init_fn),
-            terms_of_calls(staff.num_proc, _seeds.draw_seed()),
+            terms_of_calls(staff.num_proc, _seeds.draw_seed(), in_process=kind.in_process),
             Crew(
-                Processes(staff.context(), self.loop),
+                kind,
                 staff.num_proc,
                 staff.worker_threads,
                 shutdown_timeout,
@@ -40,7 +40,12 @@ class Service:
         )
         supervisor = self.supervisor
         self.calls = Calls(
-            supervisor.dispatch, supervisor.keeper, supervisor.store, supervisor.end, retries
+            supervisor.dispatch,
+            supervisor.keeper,
+            supervisor.store,
+            supervisor.end,
+            retries,
+            in_process=kind.in_process,
         )
         self.up = False
         self._starting = self.loop.create_task(self._start())
@@ -112,7 +117,7 @@ class Service:
         self._end("the pool was dropped")
         self.supervisor.abandon()
         warnings.warn(
-            "a ProcessPool was dropped while it was open; its workers are ended. Use "
+            "a pool was dropped while it was open; its workers are ended. Use "
             "`async with`, or await its aclose()",
             ResourceWarning,
             stacklevel=2,

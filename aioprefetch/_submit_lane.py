@@ -16,10 +16,8 @@ from ._wire import Frame, Segment
 class SubmitLane(ProcessLane):
     """The same where a loop cannot watch descriptors: every message is a call. Slower."""
 
-    largest_chunk = 1  # a call has one answer
-
     def _launch(self, post: _serve.Post, shipment: _plain.Copies, store: Store | None) -> None:
-        kit = _plain.PlainKit(post, shipment)
+        kit = _plain.PlainKit(post, shipment.segments)
         self._process.start(_plain.equip, kit, _plain.open_up)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -36,10 +34,12 @@ class SubmitLane(ProcessLane):
     def _answered(self, call: Future[Any]) -> None:
         if call.cancelled() or call.exception() is not None:  # the process broke down
             return
-        if call.result() is None:
+        answer = call.result()
+        if answer is None:
             self._keeper.post(self._process.release)
-        elif call.result():
-            self._call_on_loop(self._hear_alive, call.result())
+        else:
+            for frame in answer:
+                self._call_on_loop(self._hear_alive, frame)
 
     def _hear_alive(self, frame: Frame) -> None:
         if not self.dead:

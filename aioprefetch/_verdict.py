@@ -25,7 +25,7 @@ def describe_death(lane: Lane, oom_kills_before: int | None) -> WorkerDied | Tas
     stacks = lane.stacks or None
     if lane.hang is not None:
         kind = TaskTimeout if lane.hang.item is not None else WorkerDied
-        error = kind(f"{who} {lane.hang.text} and was killed", worker=lane.number)
+        error = kind(f"{who} {lane.hang.text} and {lane.parting}", worker=lane.number)
     else:
         error = WorkerDied(f"{who} {lane.ended}{_hint(lane, oom_kills_before)}")
         error.worker = lane.number

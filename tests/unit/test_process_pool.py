@@ -419,7 +419,7 @@ async def test_a_dropped_pool_ends_its_workers() -> None:
     assert workers()
     dropped = [pool]
     del pool
-    with pytest.warns(ResourceWarning, match="ProcessPool was dropped"):
+    with pytest.warns(ResourceWarning, match="a pool was dropped"):
         drop(dropped)
     assert await eventually(lambda: not workers(), 5)
 

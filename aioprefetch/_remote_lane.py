@@ -1,0 +1,230 @@
+"""A worker that is reached through somebody's executor: each message is a call of ours there.
+
+One call at a time is out; what there is to say meanwhile goes with the next. Nothing is asked of
+the executor but ``submit`` and the future that it gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import suppress
+from typing import Any
+
+from . import _codec, _serve
+from ._errors import describe_error
+from ._lane import Lane, LaneEvents
+from ._messages import Cancel, Goodbye, Join, Leave, Release, Settle, Trim
+from ._payload import Store
+from ._plain import Copies
+from ._program import Program, Terms
+from ._threads import Helper
+from ._visit import Ask, Parcelled, Setup, visit
+from ._wire import Frame, Segment
+
+Submit = Callable[..., Future[Any]]
+
+
+class Journal:
+    """What every worker is to know, in its order: for one that comes upon it late."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._entries: dict[tuple[Any, ...], tuple[int, Parcelled]] = {}
+        self.version = 0
+
+    def note(self, name: tuple[Any, ...], frame: Sequence[Segment]) -> int:
+        """Note an entry, unless it is known by its name; gives its number."""
+        if name not in self._entries:
+            self.version = next(self._numbers)
+            self._entries[name] = self.version, Parcelled([frame])
+        return self._entries[name][0]
+
+    def forget(self, tenant: int) -> None:
+        """A tenant has left, and need not be told of any more."""
+        for name in [name for name in self._entries if name[1] == tenant]:
+            del self._entries[name]
+
+    def entries(self) -> list[tuple[int, Parcelled]]:
+        return list(self._entries.values())
+
+
+class Executors:
+    """Workers behind executors.
+
+    Parameters
+    ----------
+    submit
+        Gives, by a worker's number, the ``submit`` by which it is reached.
+    pinned
+        Whether the same worker is reached each time.
+    """
+
+    in_process = False
+
+    def __init__(self, submit: Callable[[int], Submit], *, pinned: bool) -> None:
+        self.submit = submit
+        self.pinned = pinned
+        self.key = uuid.uuid4().hex
+        self.journal = Journal()
+
+    def lane(self, number: int, keeper: Helper, events: LaneEvents, incarnation: int) -> Lane:
+        return RemoteLane(self, number, keeper, events, incarnation)
+
+    def check(self, num_proc: int) -> None:
+        """The executor has as many as it has."""
+
+    def ship(self, program: Program) -> Copies:
+        return Copies(_codec.encode_source(program))
+
+    def store(self) -> Store | None:
+        return None
+
+
+class RemoteLane(Lane):
+    """One worker, or where any will do, one of the calls that are out at a time."""
+
+    parting = "was given up"
+
+    def __init__(
+        self,
+        office: Executors,
+        number: int,
+        keeper: Helper,
+        events: LaneEvents,
+        incarnation: int = 0,
+    ) -> None:
+        super().__init__(number, keeper, events, incarnation)
+        self._office = office
+        # Where any worker will do, all lanes are one worker in as many places.
+        self._key = f"{office.key} {number} {incarnation}" if office.pinned else office.key
+        self._journal = Journal() if office.pinned else office.journal
+        self._submit: Submit | None = None
+        self._frames: list[Frame] = []  # to be said
+        self._questions: list[int] = []
+        self._call: Future[Any] | None = None  # that is out
+        self._asked: Ask | None = None  # by it
+        self._ended = "ended"
+
+    @property
+    def who(self) -> str:
+        return f"worker {self.number}"
+
+    @property
+    def ended(self) -> str:
+        return self._ended
+
+    def launch(
+        self,
+        terms: Terms,
+        worker_threads: int | None,
+        shipment: Any,
+        store: Store | None,
+        *,
+        shared: bool,
+    ) -> None:
+        self._submit = self._office.submit(self.number)
+        self._program = Parcelled([shipment.segments])
+        self._post = _serve.Post(
+            self.number, self.incarnation, terms, None, shared, _serve.depth + 1, None
+        )
+
+    # On the loop
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().attach(loop)
+        self._questions.append(0)
+        self._go()
+
+    def say(self, message: Settle | Release | Trim | Leave | Cancel) -> None:
+        frame = _codec.message(message)
+        if isinstance(message, Settle):
+            self._journal.note(("settle", *reversed(message)), frame)
+        elif isinstance(message, Leave):
+            self._journal.forget(message.tenant)
+            self._send(frame)
+        elif isinstance(message, Release):
+            self._send(frame)
+
+    def admit(self, tenant: int, terms: Terms, shipment: Any) -> None:
+        frame = [*_codec.message(Join(tenant, terms, None)), *shipment.segments]
+        self._questions.append(self._journal.note(("join", tenant), frame))
+        self._go()
+
+    def say_goodbye(self) -> None:
+        if not self._ending:
+            self._ending = True
+            self._frames = [_codec.message(Goodbye())]  # what is not begun is dropped
+            self._go()
+
+    def _send(self, frame: list[Segment]) -> None:
+        self._frames.append(frame)
+        self._go()
+
+    def _go(self) -> None:
+        """Say what there is to say, if nothing is being said."""
+        if self._call is not None or self.dead or self._loop is None:
+            return
+        if self._frames or self._questions:
+            self._asked = Ask(
+                self._key, self._journal.version, self._questions, Parcelled(self._frames)
+            )
+            self._frames, self._questions = [], []
+            self._visit(self._asked)
+
+    def _visit(self, *args: Any) -> None:
+        assert self._submit is not None
+        try:
+            self._call = self._submit(visit, *args)
+        except Exception as error:  # it is shut down, or broken
+            self._give_up(error)
+            return
+        self._call.add_done_callback(self._answered)
+
+    def _answered(self, call: Future[Any]) -> None:
+        self._call_on_loop(self._take, call)
+
+    def _take(self, call: Future[Any]) -> None:
+        if self.dead or call is not self._call:
+            return
+        try:
+            answer = call.result()
+        except BaseException as error:  # whatever the executor says, a cancellation too
+            self._give_up(error)
+            return
+        if answer is None:  # it is not there, or not up to date
+            setup = Setup(self._post, self._program, self._journal.entries())
+            self._visit(self._asked, setup)
+            return
+        self._call = self._asked = None
+        for frame in answer.frames:
+            self._hear(frame)
+        if self._ending and not self._frames:
+            self._exited()
+        self._go()
+
+    def _give_up(self, error: BaseException) -> None:
+        self.last = isinstance(error, (BrokenExecutor, RuntimeError))
+        self._ended = f"is lost: its executor says {describe_error(error)}"
+        self._exited()
+
+    def _exited(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self._keeper.post(self.bury)
+
+    # Anywhere
+
+    def kill(self) -> None:
+        if not self.dead:
+            call = self._call
+            if call is not None:
+                with suppress(Exception):  # not every executor's future can be cancelled
+                    call.cancel()
+            self._call_on_loop(self._exited)
+
+    def wait(self, timeout: float | None) -> bool:
+        return True

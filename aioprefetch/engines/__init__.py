@@ -1,0 +1,1 @@
+"""Pools whose workers are something else than processes of this machine."""
