@@ -108,7 +108,7 @@ class ThreadLane(Lane):
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         super().attach(loop)
-        self._hear_all()
+        loop.call_soon(self._hear_all)  # once this lane is known to whoever is told
 
     # On the loop
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -156,3 +157,24 @@ class CannotBeLoaded:
             raise ValueError("not here")
         if self.how == "kills":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once() -> NoReturn:
+    os._exit(3)
+
+
+def two_halves(_: int) -> Iterator[None]:
+    yield
+
+
+class Drawn:
+    """Numbers drawn at their places."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, draw()
