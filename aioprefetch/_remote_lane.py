@@ -48,8 +48,9 @@ class Journal:
         for name in [name for name in self._entries if name[1] == tenant]:
             del self._entries[name]
 
-    def entries(self) -> list[tuple[int, Parcelled]]:
-        return list(self._entries.values())
+    def entries(self, since: int = 0) -> list[tuple[int, Parcelled]]:
+        """Those after one."""
+        return [entry for entry in self._entries.values() if entry[0] > since]
 
 
 class Executors:
@@ -107,6 +108,8 @@ class RemoteLane(Lane):
         self._questions: list[int] = []
         self._call: Future[Any] | None = None  # that is out
         self._asked: Ask | None = None  # by it
+        self._known = 0  # version of the journal that its worker, or one of them, has
+        self._is_up = False
         self._ended = "ended"
 
     @property
@@ -169,9 +172,9 @@ class RemoteLane(Lane):
         if self._call is not None or self.dead or self._loop is None:
             return
         if self._frames or self._questions:
-            self._asked = Ask(
-                self._key, self._journal.version, self._questions, Parcelled(self._frames)
-            )
+            since, self._known = self._known, self._journal.version
+            news = self._journal.entries(since)
+            self._asked = Ask(self._key, since, news, self._questions, Parcelled(self._frames))
             self._frames, self._questions = [], []
             self._visit(self._asked)
 
@@ -180,6 +183,7 @@ class RemoteLane(Lane):
         try:
             self._call = self._submit(visit, *args)
         except Exception as error:  # it is shut down, or broken
+            self.last = not self._office.pinned
             self._give_up(error)
             return
         self._call.add_done_callback(self._answered)
@@ -196,10 +200,14 @@ class RemoteLane(Lane):
             self._give_up(error)
             return
         if answer is None:  # it is not there, or not up to date
+            if self._office.pinned and self._is_up:
+                self._give_up(RuntimeError("the worker has lost what it knew"))
+                return
             setup = Setup(self._post, self._program, self._journal.entries())
             self._visit(self._asked, setup)
             return
         self._call = self._asked = None
+        self._is_up = True
         for frame in answer.frames:
             self._hear(frame)
         if self._ending and not self._frames:
@@ -207,7 +215,7 @@ class RemoteLane(Lane):
         self._go()
 
     def _give_up(self, error: BaseException) -> None:
-        self.last = isinstance(error, (BrokenExecutor, RuntimeError))
+        self.last = self.last or isinstance(error, BrokenExecutor)
         self._ended = f"is lost: its executor says {describe_error(error)}"
         self._exited()
 

@@ -49,12 +49,13 @@ class Setup(NamedTuple):
 class Ask(NamedTuple):
     """One visit.
 
-    ``version`` is the number of the last entry that the worker has to know; ``questions`` are
-    the tenants of which it is to say how they came in, 0 for the worker itself.
+    A worker that knows all up to ``since`` learns ``entries``. It is asked again how what is
+    numbered by ``questions`` came in, 0 for itself.
     """
 
     key: str
-    version: int
+    since: int
+    entries: Sequence[tuple[int, Parcelled]]
     questions: Sequence[int]
     messages: Parcelled
 
@@ -95,15 +96,14 @@ def visit(ask: Ask, setup: Setup | None = None) -> Parcelled | None:
     """Say something to the worker; gives its answers, or None where it has to be set up."""
     residents = _residents()
     resident = residents.get(ask.key)
-    if setup is None and (resident is None or resident.version < ask.version):
+    if setup is None and (resident is None or resident.version < ask.since):
         return None
     if resident is None:
         assert setup is not None
         resident = residents[ask.key] = _Resident(setup)
         if len(residents) > _RESIDENTS:
             residents.popitem(last=False)
-    if setup is not None:
-        resident.catch_up(setup.entries)
+    resident.catch_up(ask.entries if setup is None else setup.entries)
     answers = [frame for number in ask.questions for frame in resident.answers.get(number, ())]
     for frame in ask.messages.frames:
         said = resident.answer(frame)

@@ -1,0 +1,122 @@
+"""A shared pool on the workers of a Dask cluster.
+
+A worker of ours is an actor there, so that what it has loaded and the streams that it reads stay
+from one message to the next. Placement, the transport between hosts and who is alive are Dask's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from aioprefetch._config import Staff
+from aioprefetch._lane import Kind
+from aioprefetch._remote_lane import Executors, Submit
+from aioprefetch._shared_pool import SharedPool
+from aioprefetch._visit import Ask, Parcelled, Setup, visit
+
+_START = 60.0  # seconds for a worker of the cluster to make an actor
+
+
+class Post:
+    """The actor: our worker in one of the cluster's."""
+
+    def visit(self, ask: Ask, setup: Setup | None = None) -> Parcelled | None:
+        return visit(ask, setup)
+
+
+class DaskPool(SharedPool):
+    """Workers of a Dask cluster that calls and any number of Prefetchers share.
+
+    Order, seeds, state, errors and retries are the same as on this machine. A worker that is
+    lost is a death: another of the cluster, one that has joined since for instance, takes its
+    place and does again what it held.
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``, synchronous or asynchronous; it is left open.
+    num_proc
+        Workers to use; by default, where the client is synchronous, as many as the cluster has
+        when the pool is made.
+    worker_init_fn, retries, shutdown_timeout
+        As `ProcessPool` has them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument that cannot be meant, or a cluster without workers.
+    """
+
+    _ends_calls = False
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        num_proc: int | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        retries: int = 2,
+        shutdown_timeout: float = 5.0,
+    ) -> None:
+        if not hasattr(client, "scheduler_info"):
+            raise TypeError(f"client must be a distributed.Client, not {client!r}")
+        if num_proc is None:
+            num_proc = _size(client)
+        staff = Staff(num_proc, None, worker_init_fn, None)
+        staff.check(least=1, stacklevel=4)
+        super().__init__(staff, retries, shutdown_timeout)
+        self._client = client
+
+    def _kind(self, loop: asyncio.AbstractEventLoop) -> Kind:
+        return Executors(_Cluster(self._client).hire, pinned=True)
+
+
+class _Cluster:
+    """Which of our workers is where."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._loop: asyncio.AbstractEventLoop = client.loop.asyncio_loop
+        self._places: dict[int, str] = {}  # of our workers, by number
+
+    def hire(self, number: int) -> Submit:
+        """A worker in the place that has fewest; on the keeper, which may wait."""
+        self._places.pop(number, None)
+        actor = asyncio.run_coroutine_threadsafe(self._make(number), self._loop).result(_START)
+
+        async def ask(*args: Any) -> Any:
+            return await actor.visit(*args)
+
+        def submit(_: Callable[..., Any], *args: Any) -> Future[Any]:
+            return asyncio.run_coroutine_threadsafe(ask(*args), self._loop)
+
+        return submit
+
+    async def _make(self, number: int) -> Any:
+        identity = await self._client.scheduler.identity(n_workers=-1)
+        if not identity["workers"]:
+            raise OSError("the cluster has no worker left")
+        taken = Counter(self._places.values())
+        address = min(sorted(identity["workers"]), key=lambda address: taken[address])
+        self._places[number] = address
+        future = self._client.submit(
+            Post, workers=[address], allow_other_workers=False, actor=True, pure=False, retries=0
+        )
+        return await future._result()
+
+
+def _size(client: Any) -> int:
+    """How many workers the cluster has."""
+    if client.asynchronous:
+        raise ValueError("an asynchronous client cannot be asked how many workers: give num_proc")
+    size = len(client.scheduler_info(n_workers=-1)["workers"])
+    if size == 0:
+        raise ValueError(
+            "the cluster has no workers yet: wait for them (client.wait_for_workers), or give "
+            "num_proc"
+        )
+    return size
