@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _codec, _serve
 from ._errors import describe_error
@@ -25,7 +25,12 @@ from ._threads import Helper
 from ._visit import Ask, Parcelled, Setup, visit
 from ._wire import Frame, Segment
 
-Submit = Callable[..., Future[Any]]
+
+class Reach(NamedTuple):
+    """How a worker is reached: how it is called, and how it is ended, where it can be."""
+
+    submit: Callable[..., Future[Any]]
+    end: Callable[[], None] = lambda: None
 
 
 class Journal:
@@ -58,16 +63,16 @@ class Executors:
 
     Parameters
     ----------
-    submit
-        Gives, by a worker's number, the ``submit`` by which it is reached.
+    reach
+        Gives, by a worker's number, how it is reached; on the keeper, which may wait.
     pinned
         Whether the same worker is reached each time.
     """
 
     in_process = False
 
-    def __init__(self, submit: Callable[[int], Submit], *, pinned: bool) -> None:
-        self.submit = submit
+    def __init__(self, reach: Callable[[int], Reach], *, pinned: bool) -> None:
+        self.reach = reach
         self.pinned = pinned
         self.key = uuid.uuid4().hex
         self.journal = Journal()
@@ -103,7 +108,7 @@ class RemoteLane(Lane):
         # Where any worker will do, all lanes are one worker in as many places.
         self._key = f"{office.key} {number} {incarnation}" if office.pinned else office.key
         self._journal = Journal() if office.pinned else office.journal
-        self._submit: Submit | None = None
+        self._reach: Reach | None = None
         self._frames: list[Frame] = []  # to be said
         self._questions: list[int] = []
         self._call: Future[Any] | None = None  # that is out
@@ -129,7 +134,7 @@ class RemoteLane(Lane):
         *,
         shared: bool,
     ) -> None:
-        self._submit = self._office.submit(self.number)
+        self._reach = self._office.reach(self.number)
         self._program = Parcelled([shipment.segments])
         self._post = _serve.Post(
             self.number, self.incarnation, terms, None, shared, _serve.depth + 1, None
@@ -179,9 +184,9 @@ class RemoteLane(Lane):
             self._visit(self._asked)
 
     def _visit(self, *args: Any) -> None:
-        assert self._submit is not None
+        assert self._reach is not None
         try:
-            self._call = self._submit(visit, *args)
+            self._call = self._reach.submit(visit, *args)
         except Exception as error:  # it is shut down, or broken
             self.last = not self._office.pinned
             self._give_up(error)
@@ -232,6 +237,8 @@ class RemoteLane(Lane):
             if call is not None:
                 with suppress(Exception):  # not every executor's future can be cancelled
                     call.cancel()
+            if self._reach is not None:
+                self._keeper.post(self._reach.end)
             self._call_on_loop(self._exited)
 
     def wait(self, timeout: float | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aioprefetch._config import Staff
 from aioprefetch._lane import Kind
-from aioprefetch._remote_lane import Executors, Submit
+from aioprefetch._remote_lane import Executors, Reach
 from aioprefetch._shared_pool import SharedPool
 from aioprefetch._visit import Ask, Parcelled, Setup, visit
 
@@ -83,7 +83,7 @@ class _Cluster:
         self._loop: asyncio.AbstractEventLoop = client.loop.asyncio_loop
         self._places: dict[int, str] = {}  # of our workers, by number
 
-    def hire(self, number: int) -> Submit:
+    def hire(self, number: int) -> Reach:
         """A worker in the place that has fewest; on the keeper, which may wait."""
         self._places.pop(number, None)
         actor = asyncio.run_coroutine_threadsafe(self._make(number), self._loop).result(_START)
@@ -94,7 +94,7 @@ class _Cluster:
         def submit(_: Callable[..., Any], *args: Any) -> Future[Any]:
             return asyncio.run_coroutine_threadsafe(ask(*args), self._loop)
 
-        return submit
+        return Reach(submit)
 
     async def _make(self, number: int) -> Any:
         identity = await self._client.scheduler.identity(n_workers=-1)

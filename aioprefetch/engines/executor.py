@@ -10,7 +10,7 @@ from typing import Any
 
 from aioprefetch._config import Staff
 from aioprefetch._lane import Kind
-from aioprefetch._remote_lane import Executors
+from aioprefetch._remote_lane import Executors, Reach
 from aioprefetch._shared_pool import SharedPool
 
 
@@ -67,4 +67,4 @@ class ExecutorPool(SharedPool):
         self._executor = executor
 
     def _kind(self, loop: asyncio.AbstractEventLoop) -> Kind:
-        return Executors(lambda _: self._executor.submit, pinned=False)
+        return Executors(lambda _: Reach(self._executor.submit), pinned=False)

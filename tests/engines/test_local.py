@@ -11,32 +11,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aioprefetch import (
     ExecutorPool,
     PoolBroken,
     Prefetcher,
-    ProcessPool,
-    TaskError,
     TaskTimeout,
     ThreadPool,
     WorkerStartError,
 )
 from aioprefetch._shared_pool import SharedPool
-from tests import callees, datasets, faulty
-from tests.callees import Slow, add, add_later, nap, nap_async
+from tests import callees, datasets
+from tests.callees import Slow, add, nap, nap_async
+from tests.engines.work import MAPPED, STREAMS, check_calls, check_prefetchers, check_resume
 from tests.helpers import collect
 from tests.processes import eventually
 
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
-
-
-@asynccontextmanager
-async def processes() -> AsyncIterator[SharedPool]:
-    async with ProcessPool(2) as pool:
-        yield pool
 
 
 @asynccontextmanager
@@ -61,76 +53,23 @@ async def executor_of_threads() -> AsyncIterator[SharedPool]:
 
 ENGINES = [threads, executor, executor_of_threads]
 
-MAPPED: dict[str, dict[str, Any]] = {
-    "map": {"source": datasets.Numbers(23), "batch_size": 4},
-    "shuffled": {"source": datasets.Numbers(23), "batch_size": 4, "shuffle": True},
-    "quick": {"source": range(2000), "batch_size": 3, "num_prefetch": 64},
-    "async": {"source": datasets.AsyncNumbers(23), "batch_size": 4},
-    "drawing": {"source": callees.Drawn(9)},
-    "arrays": {"source": np.arange(60_000.0).reshape(6, -1), "batch_size": 2},
-    "parent": {"source": datasets.Flow(23), "split": "parent", "map_fn": datasets.double},
-    "arrays in": {"source": list(np.ones((4, 9000))), "split": None, "map_fn": datasets.double},
-    "sampler": {"source": datasets.Numbers(23), "sampler": datasets.Keys([3, 1, 3])},
-    "skips": {"source": faulty.Map(12, faulty.fail), "on_error": "skip", "batch_size": 4},
-    "mends": {"source": faulty.Map(12, faulty.fail), "on_error": faulty.mend},
-    "collates": {"source": datasets.Numbers(9), "batch_size": 2, "collate_fn": list},
-}
-
-STREAMS: dict[str, dict[str, Any]] = {
-    "shard": {"source": datasets.Shards(23), "num_shards": 4, "batch_size": 3},
-    "worker": {"source": datasets.Divided(23), "split": "worker"},
-    "factory": {"source": datasets.ten, "split": "parent"},
-}
-
-
-async def on_its_own(kind: dict[str, Any]) -> list[Any]:
-    return await collect(Prefetcher(**kind, num_proc=2, epochs=2))
-
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_prefetchers_give_what_they_give_in_processes(engine: Callable[[], Any]) -> None:
-    kinds = MAPPED if engine is not threads else {**MAPPED, **STREAMS}
     async with engine() as pool:
-        for name, kind in kinds.items():
-            made = await collect(Prefetcher(**kind, pool=pool, epochs=2))
-            assert made == await on_its_own(kind), name
-        both = Prefetcher(range(300), pool=pool), Prefetcher(range(99), pool=pool, ordered=False)
-        first, second = await asyncio.gather(*map(collect, both))
-        assert first == list(range(300))
-        assert sorted(second) == list(range(99))
+        await check_prefetchers(pool, {**MAPPED, **(STREAMS if engine is threads else {})})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_calls_give_what_the_function_gives(engine: Callable[[], Any]) -> None:
     async with engine() as pool:
-        assert await pool.run(add, 1, 2) == 3
-        assert await pool.run(add_later, 1, 2) == 3
-        assert await pool.run(lambda a: a + 1, 2) == 3
-        large = np.ones(100_000)
-        assert (await pool.run(add, large, large)).sum() == 200_000
-        made = await asyncio.gather(*[pool.run(add, n, n) for n in range(50)])
-        assert made == [2 * n for n in range(50)]
-        for function in (callees.raise_, callees.raise_later):
-            with pytest.raises(KeyError, match="'x'"):
-                await pool.run(function, KeyError("x"))
-        with pytest.raises(TaskError, match="SystemExit"):
-            await pool.run(callees.exit_)
-        with pytest.raises(ZeroDivisionError):
-            await pool.run(lambda: 1 // 0)
-        assert await pool.run(add, 1, 2) == 3
+        await check_calls(pool)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_it_goes_on_where_a_pool_of_another_kind_stopped(engine: Callable[[], Any]) -> None:
-    kind: dict[str, Any] = {"source": datasets.Numbers(40), "batch_size": 4, "shuffle": True}
-    whole = await collect(Prefetcher(**kind))
-    async with Prefetcher(**kind, num_proc=1) as p:
-        it = aiter(p)
-        begun = [(await anext(it)).tolist() for _ in range(4)]
     async with engine() as pool:
-        q = Prefetcher(**kind, pool=pool)
-        q.load_state_dict(p.state_dict())
-        assert begun + await collect(q) == whole
+        await check_resume(pool)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
