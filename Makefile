@@ -2,12 +2,13 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 EDGE ?= .venv-edge
+RAY ?= .venv-ray
 ARGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test conformance edge chaos resume soak lint format docs bench bench-quick reliability
+.PHONY: help demo test test-ray conformance edge chaos resume soak lint format docs bench bench-quick reliability
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +18,9 @@ demo: $(VENV)/.extra-examples ## Train on real digits, asynchronously
 
 test: $(VENV)/.group-test ## Run the tests (ARGS="-k name", PYTHON=python3.12 VENV=.venv-3.12)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-ray: $(RAY)/.group-ray ## Run the tests on a Ray cluster, about 2 minutes
+	$(RAY)/bin/python -m pytest -p no:xdist tests/engines/test_ray.py $(ARGS)
 
 conformance: $(PEERS)/.group-peers ## Compare with torch, dataset by dataset
 	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)
@@ -70,10 +74,10 @@ $(VENV)/.extra-%: pyproject.toml $(VENV)/.pip
 	$(BIN)/python -m pip install --quiet -e '.[$*]'
 	@touch $@
 
-$(EDGE)/.group-edge: pyproject.toml
-	test -d $(EDGE) || $(PYTHON) -m venv $(EDGE)
-	$(EDGE)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(EDGE)/bin/python -m pip install --quiet --group edge -e .
+$(EDGE)/.group-edge $(RAY)/.group-ray: pyproject.toml
+	test -d $(@D) || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet --group $(@F:.group-%=%) -e .
 	@touch $@
 
 # The other loaders need Python 3.11. torch first and by name: pip then takes the CPU build at hand.
