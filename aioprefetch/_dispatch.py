@@ -10,7 +10,6 @@ this.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,8 +33,7 @@ class _Post:
         self.resumed: set[tuple[int, int]] = set()  # streams that this worker was told about
         self.held: dict[int, Request] = {}  # by ticket, in the order sent
         self._counts: Counter[Line] = Counter()
-        self._tickets = itertools.count(1)  # 0 is no ticket, in a worker's page
-        self._newest = 0
+        self._newest = 0  # ticket, which is none in a worker's page
         self.silent = False  # its tasks were taken back, and it has said nothing since
         self.last_word = loop.time()
 
@@ -43,24 +41,29 @@ class _Post:
     def usable(self) -> bool:
         return self.lane.usable
 
-    def hold(self, request: Request) -> int:
-        """Hold a request; gives its ticket."""
-        ticket = self._newest = next(self._tickets)
-        self.held[ticket] = request
-        self._counts[request.line] += 1
-        request.line.out += 1
-        return ticket
+    def hold(self, line: Line, requests: Sequence[Request]) -> Iterable[int]:
+        """Hold some of a line; gives their tickets."""
+        first, self._newest = self._newest + 1, self._newest + len(requests)
+        tickets = range(first, self._newest + 1)
+        self.held.update(zip(tickets, requests, strict=True))
+        self._counts[line] += len(requests)
+        line.out += len(requests)
+        return tickets
 
-    def take(self, ticket: int) -> Request:
-        """Hold it no more."""
-        request = self.held.pop(ticket)
-        self._counts[request.line] -= 1
-        if not self._counts[request.line]:
-            del self._counts[request.line]
-        request.line.out -= 1
-        if request.line.emptied is not None and not request.line.out:
-            request.line.emptied()
-        return request
+    def take(self, *tickets: int) -> list[Request]:
+        """Hold them no more; KeyError, and nothing has changed, where one is not held."""
+        unknown = [ticket for ticket in tickets if ticket not in self.held]
+        if unknown:
+            raise KeyError(*unknown)
+        requests = [self.held.pop(ticket) for ticket in tickets]
+        for line, count in Counter([request.line for request in requests]).items():
+            self._counts[line] -= count
+            if not self._counts[line]:
+                del self._counts[line]
+            line.out -= count
+            if line.emptied is not None and not line.out:
+                line.emptied()
+        return requests
 
     def load(self, *, is_async: bool) -> float:
         """How much it holds of what it is to hold; what overlaps has a measure of its own."""
@@ -143,7 +146,7 @@ class Dispatcher:
         line.keep(())
         for post in self._posts:
             mine = [ticket for ticket in post.waiting() if post.held[ticket].line is line]
-            dropped += [post.take(ticket) for ticket in mine if post.lane.withdraw(ticket)]
+            dropped += post.take(*[ticket for ticket in mine if post.lane.withdraw(ticket)])
         if line in self._lines:
             self._lines.remove(line)
         return dropped
@@ -277,20 +280,20 @@ class Dispatcher:
             return False
         if not post.held:
             post.last_word = self._loop.time()
-        orders = []
-        for _ in range(size):
-            request = queue.popleft()
-            ticket = post.hold(request)
-            orders.append((ticket, request.task, request.payload, self._again(post, request)))
+        requests = [queue.popleft() for _ in range(size)]
+        orders = [
+            (ticket, request.task, request.payload, self._again(post, request))
+            for ticket, request in zip(post.hold(line, requests), requests, strict=True)
+        ]
         post.lane.give(orders)
-        self._on_work(request)
+        self._on_work(requests[-1])
         return True
 
     def _make_way(self, post: _Post) -> None:
         """Take back what a worker has not begun and is not urgent."""
         for ticket in reversed([*post.waiting()]):
             if not post.held[ticket].line.urgent and post.lane.withdraw(ticket):
-                request = post.take(ticket)
+                (request,) = post.take(ticket)
                 request.line.put_back(request, None)
 
     def _again(self, post: _Post, request: Request) -> Again | None:
@@ -318,17 +321,18 @@ class Dispatcher:
         post.last_word = self._loop.time()
         post.silent = False
         try:
-            settled = [(post.take(ticket), outcome) for ticket, outcome in report.done]
+            requests = post.take(*[ticket for ticket, _ in report.done])
         except KeyError as error:
             raise RuntimeError(
                 f"{lane.who} reports task {error}, and holds {list(post.held)}"
             ) from None
+        settled = [(r, outcome) for r, (_, outcome) in zip(requests, report.done, strict=True)]
         for request, outcome in settled:
             if request.task.stream != NO_STREAM:
                 self.note(request, outcome)
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
-                self.put_back([post.take(ticket)])
+                self.put_back(post.take(ticket))
         if settled:
             settled[0][0].line.learn(report.seconds, len(settled))
         self.feed()
@@ -360,8 +364,7 @@ class Dispatcher:
         """A worker has died: what it held, by ticket, in the order sent."""
         post = self._posts[lane.number]
         held = dict(post.held)
-        for ticket in held:
-            post.take(ticket)
+        post.take(*held)
         return held
 
     def at_work(self) -> list[tuple[Lane, float]]:
@@ -397,7 +400,7 @@ class Dispatcher:
             left += list(line)
             line.keep(())
         for post in self._posts:
-            left += [post.take(ticket) for ticket in list(post.held)]
+            left += post.take(*post.held)
         return left
 
     def replace(self, lane: Lane) -> None:
@@ -436,5 +439,5 @@ class Dispatcher:
         post.silent = True
         for ticket in post.waiting():
             if post.lane.withdraw(ticket):
-                request = post.take(ticket)
+                (request,) = post.take(ticket)
                 request.line.put(request, None)
