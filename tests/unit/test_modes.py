@@ -220,9 +220,15 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("number", range(len(TABLE)))
+# Every pair of row, mode, method and loop, but for row and loop, which is fixed.
+OTHER_STARTS = [
+    pytest.param(number, mode, ("fork", "spawn")[(number // 2 + place) % 2], id=f"{number}-{place}")
+    for number in range(len(TABLE))
+    for place, mode in enumerate(MODES)
+]
+
+
+@pytest.mark.parametrize(("number", "mode", "method"), OTHER_STARTS)
 def test_other_start_methods(mode: Mode, number: int, method: str) -> None:
     with warns(method):
         check(TABLE[number], mode, LOOPS[number % 2], method)
