@@ -15,7 +15,6 @@ import numpy as np
 from . import _seeds
 from ._delivered import TAILS, Share, Tail
 from ._line import Rules
-from ._memory import SOME_MEMORY, total
 from ._program import Program, Terms, is_async_program
 from ._source import SPLITS, Facts, Split, choose_split, describe, is_async_function, length_of
 from ._state import Layout
@@ -365,11 +364,9 @@ class Config:
         size = self.batch_size or (self.concurrency if self.is_batched else 1)
         return -(-self.concurrency // size) + 1
 
-    def window_bytes(self) -> int:
-        """Bytes requested and not delivered, at most."""
-        if self.max_bytes is not None:
-            return self.max_bytes
-        return (total() or SOME_MEMORY) // _SHARE
+    def window_bytes(self, memory: int) -> int:
+        """Bytes requested and not delivered, at most, of so many that there are."""
+        return memory // _SHARE if self.max_bytes is None else self.max_bytes
 
     def window(self, split: Split | None, *, is_async: bool) -> int:
         """Batches requested and not delivered, at most."""

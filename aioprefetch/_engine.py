@@ -21,6 +21,10 @@ class Pool(Protocol):
         """The number of the first pass; later ones follow."""
 
     @property
+    def memory(self) -> int:
+        """Bytes of memory that this process may have, known once it is started."""
+
+    @property
     def broken(self) -> PoolBroken | None:
         """Set for good once workers that die are not replaced any more."""
 

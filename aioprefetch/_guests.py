@@ -29,6 +29,7 @@ START_DEADLINE = 300.0  # seconds for all workers to take in a program
 class Landlord(Protocol):
     """What guests need of the pool that they are on."""
 
+    memory: int
     broken: PoolBroken | None
     dispatch: Dispatcher
     keeper: Helper
@@ -87,6 +88,10 @@ class Guest:
     @property
     def broken(self) -> PoolBroken | None:
         return self._broken or self._landlord.broken
+
+    @property
+    def memory(self) -> int:
+        return self._landlord.memory
 
     # Joining
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ._errors import PoolBroken, WorkerStartError, describe_error
 from ._live import LiveOutbox
+from ._memory import SOME_MEMORY, total
 from ._messages import Again, Outcome
 from ._payload import Live, Payload
 from ._program import Program, Terms, drive
@@ -37,6 +38,7 @@ class InlinePool:
     def __init__(self, program: Program, terms: Terms, shutdown_timeout: float) -> None:
         self.broken: PoolBroken | None = None
         self.first_run = 0
+        self.memory = SOME_MEMORY
         self.worth = 1
         self._hold = 1
         self._shutdown_timeout = shutdown_timeout
@@ -54,6 +56,7 @@ class InlinePool:
         self._closed: asyncio.Task[None] | None = None
 
     async def start(self) -> Facts | None:
+        self.memory = await self._thread.call(total) or SOME_MEMORY
         try:
             facts: Facts | None = await self._do(self._worker.make_source())
             if self._worker.is_async:

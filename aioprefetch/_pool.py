@@ -29,7 +29,7 @@ from ._guards import GUARD_HINT, refuse_to_start_in_a_starting_worker
 from ._guests import Guest
 from ._lane import Hang, Kind, Lane
 from ._line import Line, Rules
-from ._memory import SOME_MEMORY, oom_kills, total
+from ._memory import SOME_MEMORY, total
 from ._messages import FIRST_GUEST, Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
 from ._payload import Live, Payload, encode_values
 from ._program import Program, Terms
@@ -76,15 +76,17 @@ class Supervisor:
             self._kind.lane(n, self.keeper, self, 0) for n in range(crew.num_proc)
         ]
         self._store = self._kind.store()
-        self._loans = Loans((total() or SOME_MEMORY) // _HELD_SHARE, self._readers)
+        self.memory = SOME_MEMORY  # bytes that there are, as is learnt off the loop
+        self._loans = Loans(self.memory // _HELD_SHARE, self._readers)
         self.dispatch = Dispatcher(
             self.lanes, self._loop, on_work=self._on_work, on_idle=self._trim
         )
-        self._watch = Watch(self._loop, self.dispatch.at_work, self.dispatch.held_by, self._hangs)
+        self._watch = Watch(
+            self._loop, self.dispatch.at_work, self.dispatch.held_by, self._hangs, self.keeper
+        )
         self._restarts = Restarts(crew.num_proc, crew.rules.retries, forgiving=crew.shared)
         self._guests: dict[int, Guest] = {}
         self._numbers = itertools.count(FIRST_GUEST)
-        self._oom_kills = oom_kills()
         self._line = Line(crew.rules)  # of its own program
         self.dispatch.open(self._line)
         self._replacing: set[int] = set()  # numbers of workers
@@ -111,6 +113,8 @@ class Supervisor:
             A worker did not come up.
         """
         try:
+            self.memory = await self.keeper.call(total) or SOME_MEMORY
+            self._loans = Loans(self.memory // _HELD_SHARE, self._readers)
             await self.keeper.call(self._launch)
             if self._closing:  # the keeper is ending them, and they are not to be watched
                 raise WorkerStartError("closed while the workers were starting")
@@ -315,7 +319,7 @@ class Supervisor:
     def _lost(self, lane: Lane) -> None:
         if self.broken is not None:
             return
-        death = describe_death(lane, self._oom_kills)
+        death = describe_death(lane)
         if not (lane.ready or self._started):
             self._lost_in_start(lane, death)
             return

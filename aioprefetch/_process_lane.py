@@ -21,6 +21,7 @@ from typing import Any
 
 from . import _serve
 from ._lane import Lane, LaneEvents
+from ._memory import oom_kills
 from ._payload import Store
 from ._process import WorkerProcess
 from ._program import Terms
@@ -44,6 +45,8 @@ class ProcessLane(Lane):
     ) -> None:
         super().__init__(number, keeper, events, incarnation)
         self._process = WorkerProcess(context)
+        self._oom_kills: int | None = None  # that the kernel had made before it was started
+        self._out_of_memory = False  # whether it was probably one of them
 
     @property
     def pid(self) -> int | None:
@@ -61,6 +64,7 @@ class ProcessLane(Lane):
         shared: bool,
     ) -> None:
         """Start the process; what fails is raised, with nothing left behind."""
+        self._oom_kills = oom_kills()
         try:
             post = _serve.Post(
                 self.number,
@@ -92,6 +96,7 @@ class ProcessLane(Lane):
             return
         try:
             self.exitcode = self._process.join()
+            self._out_of_memory = self.exitcode == -9 and self._kernel_has_killed()
             self._close()
         finally:  # whatever failed, others wait for this
             self.buried = True
@@ -101,6 +106,20 @@ class ProcessLane(Lane):
                 self._loop.call_soon_threadsafe(self._let_go)
             except RuntimeError:  # no loop, or closed
                 self.close_watched()
+
+    def _kernel_has_killed(self) -> bool:
+        """SIGKILL has no return address, but the kernel counts what it kills for want of memory."""
+        before, now = self._oom_kills, oom_kills()
+        return before is not None and now is not None and now > before
+
+    @property
+    def ended(self) -> str:
+        if not self._out_of_memory:
+            return super().ended
+        return (
+            f"{super().ended}, probably by the kernel, which has run out of memory (the OOM "
+            "killer; see dmesg)"
+        )
 
     def _close(self) -> None:
         """Close what the loop does not watch."""

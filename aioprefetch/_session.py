@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,7 +54,7 @@ class Session:
         self._num_streams = 0  # of all hosts
         self._transfer = None if config.transfer is None else Transfer(config.transfer)
         self._carried: tuple[int, StreamPlan, Window] | None = None  # replicas between passes
-        self._sizes = Sizes(config.window_bytes())
+        self._sizes = Sizes(sys.maxsize)
         self._chores: dict[asyncio.Future[Any], tuple[str, _Thread]] = {}
         self._feeds: list[Feed] = []
         self._live: Iteration | None = None
@@ -103,6 +104,7 @@ class Session:
     async def _start(self) -> None:
         try:
             facts = await self._pool.start()
+            self._sizes = Sizes(self._config.window_bytes(self._pool.memory))
             if self._facts.kind == "factory":
                 await self._learn(facts)
             if self._split == "parent" and not self.cursor.reset:

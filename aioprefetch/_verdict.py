@@ -11,7 +11,6 @@ from typing import Any
 
 from ._errors import TaskError, TaskTimeout, WorkerDied
 from ._lane import Lane
-from ._memory import oom_kills
 from ._messages import Failed
 from ._page import BATCH, GROUP, READING
 from ._request import Request
@@ -19,7 +18,7 @@ from ._request import Request
 _STAGES = {BATCH: "collate", GROUP: "fetch"}
 
 
-def describe_death(lane: Lane, oom_kills_before: int | None) -> WorkerDied | TaskTimeout:
+def describe_death(lane: Lane) -> WorkerDied | TaskTimeout:
     """A death in words, as the error of nothing in particular."""
     who = lane.who
     stacks = lane.stacks or None
@@ -27,20 +26,12 @@ def describe_death(lane: Lane, oom_kills_before: int | None) -> WorkerDied | Tas
         kind = TaskTimeout if lane.hang.item is not None else WorkerDied
         error = kind(f"{who} {lane.hang.text} and {lane.parting}", worker=lane.number)
     else:
-        error = WorkerDied(f"{who} {lane.ended}{_hint(lane, oom_kills_before)}")
+        error = WorkerDied(f"{who} {lane.ended}")
         error.worker = lane.number
     error.pid, error.stack = lane.pid, stacks
     if isinstance(error, WorkerDied):
         error.exitcode = lane.exitcode
     return error
-
-
-def _hint(lane: Lane, before: int | None) -> str:
-    """SIGKILL has no return address, but the kernel counts what it kills for want of memory."""
-    kills = oom_kills()
-    if lane.exitcode != -9 or kills is None or before is None or kills <= before:
-        return ""
-    return ", probably by the kernel, which has run out of memory (the OOM killer; see dmesg)"
 
 
 def guilty(lane: Lane, held: dict[int, Request]) -> dict[int, list[int]]:

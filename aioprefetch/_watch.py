@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from ._lane import Hang, Lane
 from ._page import GROUP, READING, InHand
 from ._request import Request
+from ._threads import Helper
 
 _BEGINS = 1.0  # seconds after which a worker that has begun nothing is looked at
 _SOON = 0.01  # seconds between two looks, at least
@@ -29,6 +31,8 @@ class Watch:
         Gives the request that a worker has under a ticket.
     on_hang
         Called with a worker that hangs, its ``hang`` set.
+    keeper
+        Where files of /proc are read.
     """
 
     def __init__(
@@ -37,7 +41,9 @@ class Watch:
         busy: Callable[[], Iterable[tuple[Lane, float]]],
         held_by: Callable[[Lane, int], Request | None],
         on_hang: Callable[[Lane], None],
+        keeper: Helper,
     ) -> None:
+        self._keeper = keeper
         self._loop = loop
         self._busy = busy
         self._held_by = held_by
@@ -64,10 +70,11 @@ class Watch:
         for lane in suspects:
             lane.listen()
         for lane, silent_since in self._busy():
-            hang = self._judge(lane) or self._is_stopped(lane, silent_since)
+            hang = self._judge(lane)
             if hang is not None:
-                lane.hang = hang
-                self._on_hang(lane)
+                self._tell(lane, hang)
+            elif not _timed(lane) and self._loop.time() - silent_since >= _BEGINS:
+                self._keeper.post(self._look_whether_stopped, lane)
         waits = [self._wait(lane) for lane, _ in self._busy()]
         if waits:
             self._timer = self._loop.call_later(max(min(waits), _SOON), self._look)
@@ -90,11 +97,18 @@ class Watch:
         _, item, request = min(late, key=lambda found: found[0])
         return Hang(item, f"took longer than {request.line.rules.limit}={request.timeout:g} s")
 
-    def _is_stopped(self, lane: Lane, silent_since: float) -> Hang | None:
-        """Whether the worker was stopped where no limit of time would end it."""
-        if _timed(lane) or self._loop.time() - silent_since < _BEGINS or not lane.is_stopped():
-            return None
-        return Hang(None, "was stopped (SIGSTOP)")
+    def _look_whether_stopped(self, lane: Lane) -> None:
+        """On the keeper: whether a worker was stopped where no limit of time would end it."""
+        if lane.is_stopped():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(
+                    self._tell, lane, Hang(None, "was stopped (SIGSTOP)")
+                )
+
+    def _tell(self, lane: Lane, hang: Hang) -> None:
+        if lane.usable:
+            lane.hang = hang
+            self._on_hang(lane)
 
     def _wait(self, lane: Lane) -> float:
         """Seconds until the worker is to be looked at again."""
