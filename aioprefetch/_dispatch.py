@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 
 from ._arena import STALE
 from ._exceptions import pack_error
@@ -26,10 +27,20 @@ _WHOLE = 1e-6  # of a task, that rounding may take from the room for it
 
 
 class _Post:
-    """What one worker holds."""
+    """What one worker holds.
 
-    def __init__(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
+    Parameters
+    ----------
+    roomy
+        Where it enters itself when it may have room for more.
+    """
+
+    def __init__(
+        self, lane: Lane, loop: asyncio.AbstractEventLoop, roomy: dict[_Post, None]
+    ) -> None:
         self.lane = lane
+        self._roomy = roomy
+        roomy[self] = None
         self.resumed: set[tuple[int, int]] = set()  # streams that this worker was told about
         self.held: dict[int, Request] = {}  # by ticket, in the order sent
         self._counts: Counter[Line] = Counter()
@@ -56,6 +67,7 @@ class _Post:
         if unknown:
             raise KeyError(*unknown)
         requests = [self.held.pop(ticket) for ticket in tickets]
+        self._roomy[self] = None
         for line, count in Counter([request.line for request in requests]).items():
             self._counts[line] -= count
             if not self._counts[line]:
@@ -97,6 +109,43 @@ class _Post:
         ]
 
 
+def _soonest(post: _Post) -> tuple[bool, int, float]:
+    """Who is likely to take up an urgent task first: it was begun with longest ago."""
+    urgent = sum(request.line.urgent for request in post.held.values())
+    return not post.usable or post.silent, urgent, post.last_word if post.held else 0.0
+
+
+class _Ranks:
+    """Workers by how little they hold, while they are fed."""
+
+    def __init__(self, roomy: Iterable[_Post]) -> None:
+        self._roomy = roomy
+        self._heaps: dict[bool, list[tuple[bool, float, int, _Post]]] = {}
+
+    def least(self, line: Line, kept: set[int]) -> _Post | None:
+        """The worker that holds least of those that are not kept for others."""
+        heap = self._heaps.get(line.is_async)
+        if heap is None:
+            heap = [_rank(post, line) for post in self._roomy]
+            heapify(heap)
+            self._heaps[line.is_async] = heap
+        while heap:
+            post = heap[0][-1]
+            rank = _rank(post, line)
+            if post.lane.number in kept:
+                heappop(heap)
+            elif rank > heap[0]:  # it has been given more since
+                heapreplace(heap, rank)
+            else:
+                return post
+        return None
+
+
+def _rank(post: _Post, line: Line) -> tuple[bool, float, int, _Post]:
+    away = not post.usable or post.silent
+    return away, post.load(is_async=line.is_async), post.lane.number, post
+
+
 class Dispatcher:
     """The tasks of a pool on their way to its workers.
 
@@ -119,7 +168,9 @@ class Dispatcher:
         self._loop = loop
         self._on_work = on_work
         self._on_idle = on_idle
-        self._posts = [_Post(lane, loop) for lane in lanes]
+        # Those that may have room for more, in no order; of a thousand workers few have.
+        self._roomy: dict[_Post, None] = {}
+        self._posts = [_Post(lane, loop, self._roomy) for lane in lanes]
         self._lines: list[Line] = []
         self._tracks: dict[tuple[int, int], Track] = {}  # by run and stream
         self._ended: set[tuple[int, int]] = set()  # streams
@@ -154,6 +205,7 @@ class Dispatcher:
     def configure(self, line: Line, hold: int, window: int, *, is_async: bool) -> None:
         """Learn how many of its tasks a worker holds, and how many are out at most."""
         line.configure(hold, window // (2 * max(1, len(self._posts))), is_async=is_async)
+        self._roomy.update(dict.fromkeys(self._posts))
 
     def busy(self, line: Line) -> bool:
         """Whether any of its requests is unsettled."""
@@ -236,13 +288,14 @@ class Dispatcher:
         waiting = [line for line in self._lines if line.waits]
         # Workers that are kept for a line whose turn it is, and for which there is no room yet.
         kept: set[int] = set()
+        ranks = _Ranks(self._roomy)
         while waiting:
             line = min(waiting, key=lambda line: line.due) if len(waiting) > 1 else waiting[0]
-            if not self._send_some(line, kept) or not line.waits:
+            if not self._send_some(line, kept, ranks) or not line.waits:
                 waiting.remove(line)
         self._consider_withdrawing()
 
-    def _send_some(self, line: Line, kept: set[int]) -> bool:
+    def _send_some(self, line: Line, kept: set[int], ranks: _Ranks) -> bool:
         """Send a message of what waits in a line, where there is room for one."""
         for worker, pinned in line.pinned.items():
             if pinned and worker not in kept:
@@ -251,26 +304,17 @@ class Dispatcher:
                 kept.add(worker)
         if not line.queue or (len(line.queue) < line.worth and not self._idle()):
             return False  # nothing, or not worth a message, and nobody waits for it
-        post = min(self._posts, key=self._soonest if line.urgent else self._load_for(line))
-        if post.lane.number in kept or not post.usable:
+        post = min(self._posts, key=_soonest) if line.urgent else ranks.least(line, kept)
+        if post is None or post.lane.number in kept or not post.usable:
             return False
         if line.urgent and post.room(line) < 1:
             self._make_way(post)
         if self._send(post, line, line.queue):
             return True
+        if post.held and post.room(line) < 1:
+            self._roomy.pop(post, None)
         kept.update(range(len(self._posts)))
         return False
-
-    @staticmethod
-    def _soonest(post: _Post) -> tuple[bool, int, float]:
-        """Who is likely to take up an urgent task first: it was begun with longest ago."""
-        urgent = sum(request.line.urgent for request in post.held.values())
-        return not post.usable or post.silent, urgent, post.last_word if post.held else 0.0
-
-    @staticmethod
-    def _load_for(line: Line) -> Callable[[_Post], tuple[bool, float]]:
-        is_async = line.is_async
-        return lambda post: (not post.usable or post.silent, post.load(is_async=is_async))
 
     def _send(self, post: _Post, line: Line, queue: deque[Request]) -> bool:
         """Send a chunk of a queue; False when there is no room, or it is worth waiting for more."""
@@ -333,8 +377,8 @@ class Dispatcher:
         for ticket in report.declined:
             if ticket in post.held:  # both had claimed it, and the worker gave way
                 self.put_back(post.take(ticket))
-        if settled:
-            settled[0][0].line.learn(report.seconds, len(settled))
+        if settled and settled[0][0].line.learn(report.seconds, len(settled)):
+            self._roomy.update(dict.fromkeys(self._posts))
         self.feed()
         self._reported = post.last_word
         if self._idle_timer is None:
@@ -410,6 +454,7 @@ class Dispatcher:
         post.silent = False
         post.resumed = set()
         post.last_word = self._loop.time()
+        self._roomy[post] = None
 
     # Withdrawing
 
@@ -419,7 +464,7 @@ class Dispatcher:
             self._timer = self._loop.call_later(PATIENCE, self._withdraw)
 
     def _idle(self) -> bool:
-        return any(not (post.held or post.silent) and post.usable for post in self._posts)
+        return any(not (post.held or post.silent) and post.usable for post in self._roomy)
 
     @staticmethod
     def _waits(post: _Post) -> bool:

@@ -104,11 +104,13 @@ class Line:
             queue.clear()
             queue.extend(kept)
 
-    def learn(self, seconds: float, tasks: int) -> None:
-        """A worker has done so many in that time."""
+    def learn(self, seconds: float, tasks: int) -> bool:
+        """A worker has done so many in that time; whether chunks are larger from now on."""
         self.spent += seconds
         each = max(seconds / tasks, 1e-7)
         known = self._seconds or each
         # Down at once and up slowly: a worker that was kept waiting for a core says too much.
         self._seconds = min(each, known * _GROWTH)
+        before = self.chunk
         self.chunk = max(1, min(int(CHUNK_SECONDS / self._seconds), self._most))
+        return self.chunk > before

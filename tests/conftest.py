@@ -1,4 +1,5 @@
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -11,11 +12,33 @@ settings.register_profile("aioprefetch", deadline=None)
 settings.load_profile("aioprefetch")
 
 
+# What is called from here is the user's, who may block the loop.
+_USERS = [
+    ("aioprefetch/_program.py", {"call_async"}),
+    ("aioprefetch/_inline.py", {"_hop"}),
+    ("aioprefetch/_session.py", {"_here"}),
+]
+_active: list[BlockBuster] = []
+
+
+def _leave_workers_alone() -> None:
+    for blockbuster in _active:
+        blockbuster.deactivate()
+
+
+# A worker's loop is its own, and may be blocked.
+os.register_at_fork(after_in_child=_leave_workers_alone)
+
+
 @pytest.fixture(autouse=True)
 def nothing_of_ours_blocks_a_loop() -> Iterator[BlockBuster]:
     """A call from this package that blocks a running event loop raises."""
     with blockbuster_ctx("aioprefetch") as blockbuster:
+        for function in blockbuster.functions.values():
+            function.can_block_functions.extend(_USERS)
+        _active.append(blockbuster)
         yield blockbuster
+        _active.clear()
 
 
 def pytest_asyncio_loop_factories(
