@@ -151,19 +151,19 @@ class Iteration:
         Cancelling it loses nothing: a batch leaves the window after the last await.
         """
         request = await self._advance()
-        stride = self._meter.stride
-        return _opened(request) if request.task.seq % stride else self._timed(request, stride)
+        is_timed = request.task.seq % self._meter.stride == 0
+        return self._timed(request) if is_timed else _opened(request)
 
     async def next_numbered(self) -> tuple[int, Any]:
         """The next batch, with its number."""
         request = await self._advance(keeps=True)
-        return self._number(request), self._timed(request, 1)
+        return self._number(request), self._timed(request)
 
-    def _timed(self, request: Request, times: int) -> Any:
-        """The batch of a request; the meter is told what that took, for so many like it."""
+    def _timed(self, request: Request) -> Any:
+        """The batch of a request; the meter is told what that took."""
         came = time.monotonic()
         batch = _opened(request)
-        self._left = self._meter.hand_over(self._asked, came, times)
+        self._left = self._meter.hand_over(self._asked, came)
         return batch
 
     async def _advance(self, *, keeps: bool = False) -> Request:

@@ -74,8 +74,9 @@ class Meter:
 
     Attributes
     ----------
-    own
-        Seconds that handing batches over took, without the waits for them.
+    own, decoded
+        Seconds that handing over the batches that were timed took, without the waits for them,
+        and of these to rebuild them.
     stride
         One batch in so many is timed when it is handed over.
     trace
@@ -87,7 +88,7 @@ class Meter:
         self.levels: Levels | None = None
         self.trace: Trace | None = None
         self.stride = _FEW
-        self.delivered = self.bytes = self.skipped = 0
+        self.delivered = self.timed = self.bytes = self.skipped = 0
         self.restarts = self.retries = 0
         self.own = self.decoded = self.transferred = self.read = self.waited = 0.0
         self.worked = 0.0  # by workers
@@ -161,11 +162,12 @@ class Meter:
         if nbytes > _WORTH_TIMING:
             self.stride = 1
 
-    def hand_over(self, asked: float, came: float, times: int) -> float:
-        """A batch was taken and rebuilt; it stands for so many that are not timed. Gives now."""
+    def hand_over(self, asked: float, came: float) -> float:
+        """A batch was taken and rebuilt; it stands for others that are not timed. Gives now."""
         now = time.monotonic()
-        self.own += (now - asked) * times
-        self.decoded += (now - came) * times
+        self.timed += 1
+        self.own += now - asked
+        self.decoded += now - came
         return now
 
     def transfer(self, began: float) -> None:
@@ -217,6 +219,10 @@ class Meter:
         """Add what another has counted up to now."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.timed:  # some stand for all
+            self.own += other.own * other.delivered / other.timed
+            self.decoded += other.decoded * other.delivered / other.timed
+            self.timed += other.delivered
         self.tasks.merge(other.tasks)
         self._elapsed += other.elapsed
         self._available += other.available
@@ -254,7 +260,7 @@ class Meter:
 
 
 _SUMS = (
-    "delivered", "bytes", "skipped", "restarts", "retries", "own", "decoded", "transferred",
+    "delivered", "bytes", "skipped", "restarts", "retries", "transferred",
     "read", "waited", "worked", "pending",
 )  # fmt: skip
 
