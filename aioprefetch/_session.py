@@ -27,7 +27,7 @@ from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, Supervisor
 from ._processes import Processes
 from ._record import Record
-from ._source import Facts, Split, describe, is_async_function, reset, was_cancelled
+from ._source import Facts, Split, describe, is_async_function, log, reset, was_cancelled
 from ._state import Layout
 from ._trace import Trace
 from ._transfer import Transfer
@@ -110,6 +110,7 @@ class Session:
         self._starting.result()
 
     async def _start(self) -> None:
+        began = self.loop.time()
         try:
             facts = await self._pool.start()
             if self._facts.kind == "factory":
@@ -123,6 +124,7 @@ class Session:
             await self._pool.close()
             raise
         self.started = True
+        log.info("ready to read %s after %.2f s", self._facts.name, self.loop.time() - began)
 
     def _settle(self) -> None:
         """Tell the workers how the source is read."""
@@ -366,6 +368,7 @@ class Session:
         self._pool.release()
         if self.meter.trace is not None:
             await self.meter.trace.finished(self._config.shutdown_timeout)
+        log.info("closed the workers that read %s", self._facts.name)
 
     def _leave_pass(self, reason: Reason) -> None:
         if self._live is not None:
