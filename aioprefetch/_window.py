@@ -214,7 +214,8 @@ class Window:
         elif not self._refilling:  # quick tasks, which are sent together
             self._refilling = True
             asyncio.get_running_loop().call_soon(self.refill)
-        self._prepare_front()
+        if self._prepare is not None:
+            self._prepare_front()
         return request
 
     async def changed(self) -> None:
@@ -255,8 +256,6 @@ class Window:
     def _take_in(self, leg: _Leg, request: Request) -> None:
         """A request has its outcome."""
         outcome = request.outcome
-        if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
-            leg.plan.ended(request.task.stream)
         if type(outcome) is Made:
             nbytes = outcome.payload.nbytes
             self._meter.bytes += nbytes
@@ -267,13 +266,17 @@ class Window:
                 self._meter.skipped += outcome.skipped
         elif type(outcome) is Nothing or type(outcome) is Failed:
             self._meter.skipped += outcome.skipped
+        if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
+            leg.plan.ended(request.task.stream)
         if not self._ordered:
             leg.settled.append(request)
         if self._probe:
             self._probe = 0
             self.refill()
-        self._prepare_front()
-        self._wake()
+        if self._prepare is not None:
+            self._prepare_front()
+        if self._waiters:
+            self._wake()
 
     def _prepare_front(self) -> None:
         if self._prepare is None or self._closed:
