@@ -95,7 +95,8 @@ async def test_it_shows_the_window_and_the_names(tmp_path: Path) -> None:
     assert max(depth["ready"] + depth["requested"] for depth in depths) == 6
     assert all(min(depth.values()) >= 0 for depth in depths)
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert names == {"this process", "consumer", "source", "worker 0", "worker 1"}
+    here = {"this process", "consumer", "source"}
+    assert here < names <= here | {"worker 0", "worker 1"}  # one may have done it all
 
 
 async def test_awaited_items_overlap(tmp_path: Path) -> None:
