@@ -22,6 +22,7 @@ if _typing.TYPE_CHECKING:
     from ._prefetcher import Prefetcher
     from ._process_pool import ProcessPool
     from ._samplers import RandomSampler, SubsetSampler, WeightedSampler
+    from ._stats import Stats
     from .engines.executor import ExecutorPool
     from .engines.threads import ThreadPool
 
@@ -36,6 +37,7 @@ __all__ = [
     "SerializationError",
     "SharedList",
     "SkipItem",
+    "Stats",
     "SubsetSampler",
     "TaskError",
     "TaskTimeout",
@@ -65,6 +67,7 @@ _IN_THE_PARENT = {
     "Prefetcher": "_prefetcher",
     "ProcessPool": "_process_pool",
     "RandomSampler": "_samplers",
+    "Stats": "_stats",
     "SubsetSampler": "_samplers",
     "ThreadPool": "engines.threads",
     "WeightedSampler": "_samplers",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
@@ -102,6 +103,7 @@ class Calls:
         if timeout is not None:
             call.timeout = timeout + _ASYNC_SLACK if is_async else timeout
         self._waiting[done] = call
+        call.line.meter.ask(1, time.monotonic())
         try:
             self._dispatch.put(call)
             self._dispatch.feed()
@@ -111,6 +113,7 @@ class Calls:
             raise
         finally:
             del self._waiting[done]
+        call.line.meter.delivered += 1
         return _result(call)
 
     def _pack(self, call: CallOf) -> Payload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import operator
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +19,7 @@ from ._line import Rules
 from ._program import Program, Terms, is_async_program
 from ._source import SPLITS, Facts, Split, choose_split, describe, is_async_function, length_of
 from ._state import Layout
+from ._stats import Setting
 
 _SHARE = 4  # the window may take a quarter of the memory that this process may
 _MANY_ITEMS = 256  # items prefetched at least where each is delivered alone
@@ -104,6 +106,7 @@ class Config:
     max_bytes: int | None = None
     ordered: bool = True
     transfer: Callable[[Any], Any] | None = None
+    trace: str | os.PathLike[str] | None = None
     on_error: Any = "raise"
     retries: int = 2
     task_timeout: float | None = None
@@ -116,6 +119,7 @@ class Config:
         self._check_numbers()
         self._check_hosts()
         self._check_functions()
+        self._check_trace()
         self._check_batching()
         self._check_pool()
         self._check_source()
@@ -181,6 +185,20 @@ class Config:
                 f"on_error must be 'raise', 'skip' or a function of a TaskError, "
                 f"not {self.on_error!r}"
             )
+
+    def _check_trace(self) -> None:
+        if self.trace is None:
+            return
+        if not isinstance(self.trace, (str, os.PathLike)):
+            raise TypeError(f"trace must be the path of a file, not {self.trace!r}")
+        path = os.path.abspath(self.trace)
+        folder = os.path.dirname(path)
+        if os.path.isdir(path):
+            raise ValueError(f"trace must be the path of a file, and {path} is a directory")
+        if not os.path.isdir(folder):
+            raise ValueError(f"trace={path} cannot be written: there is no directory {folder}")
+        if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            raise ValueError(f"trace={path} cannot be written: permission is denied")
 
     def _check_batching(self) -> None:
         if self.drop_last and self.batch_size is None and self.batch_sampler is None:
@@ -326,6 +344,7 @@ class Config:
             split=split,
             share=self.share,
             origin=origin,
+            traces=self.trace is not None,
         )
 
     @property
@@ -363,6 +382,17 @@ class Config:
             return 2
         size = self.batch_size or (self.concurrency if self.is_batched else 1)
         return -(-self.concurrency // size) + 1
+
+    def setting(self, window: int, *, is_async: bool) -> Setting:
+        """What statistics depend on and a user can change."""
+        return Setting(
+            num_proc=self.num_proc,
+            num_prefetch=window,
+            ordered=bool(self.ordered),
+            is_async=is_async,
+            transfers=self.transfer is not None,
+            shared=self.pool is not None,
+        )
 
     def window_bytes(self, memory: int) -> int:
         """Bytes requested and not delivered, at most, of so many that there are."""

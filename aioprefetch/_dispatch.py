@@ -19,6 +19,7 @@ from ._exceptions import pack_error
 from ._lane import Lane
 from ._line import Line
 from ._messages import NO_STREAM, Again, Cancel, Ended, Failed, Outcome, Report
+from ._meter import Ledger
 from ._page import CLAIMS
 from ._request import Request, Track
 
@@ -172,6 +173,7 @@ class Dispatcher:
         self._roomy: dict[_Post, None] = {}
         self._posts = [_Post(lane, loop, self._roomy) for lane in lanes]
         self._lines: list[Line] = []
+        self.ledger = Ledger()  # of theirs
         self._tracks: dict[tuple[int, int], Track] = {}  # by run and stream
         self._ended: set[tuple[int, int]] = set()  # streams
         self._forgotten: set[int] = set()  # runs
@@ -185,6 +187,7 @@ class Dispatcher:
     def open(self, line: Line) -> None:
         """Take requests of one more line."""
         self._lines.append(line)
+        self.ledger.add(line.meter)
 
     def shut(self, line: Line) -> None:
         """Nobody waits for a line any more: drop what of it is not begun."""
@@ -200,12 +203,18 @@ class Dispatcher:
             dropped += post.take(*[ticket for ticket in mine if post.lane.withdraw(ticket)])
         if line in self._lines:
             self._lines.remove(line)
+            self.ledger.close(line.meter)
         return dropped
 
     def configure(self, line: Line, hold: int, window: int, *, is_async: bool) -> None:
         """Learn how many of its tasks a worker holds, and how many are out at most."""
         line.configure(hold, window // (2 * max(1, len(self._posts))), is_async=is_async)
         self._roomy.update(dict.fromkeys(self._posts))
+
+    def tell_meters(self, lane: Lane, death: BaseException, again: Sequence[Request]) -> None:
+        """A worker's place is taken by another, and these run again."""
+        for line in self._lines:
+            line.meter.restart(lane.number, death, sum(one.line is line for one in again))
 
     def busy(self, line: Line) -> bool:
         """Whether any of its requests is unsettled."""

@@ -7,6 +7,7 @@ thread, an asynchronous one on the loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Values
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ._errors import TaskError, describe_error
 from ._messages import NO_STREAM, Progress, Task
+from ._meter import Meter
 from ._payload import Payload
 from ._plan import Pass, Planned
 from ._program import call_async, call_sync, drive
@@ -66,6 +68,7 @@ class Feed:
         pack: Pack,
         store: Store,
         helper: Helper,
+        meter: Meter,
     ) -> None:
         self.record = record
         self.seq = record.settled
@@ -78,6 +81,8 @@ class Feed:
         self._pack = pack
         self._store = store
         self._helper = helper
+        self._meter = meter
+        self._spells: deque[tuple[float, float]] = deque()  # of reading, not told to the meter
         self.notify: Callable[[], None] = lambda: None
         self._is_async = is_async_iterable(iterable)
         self._values = _OwnValues(self._begin, _name(iterable), record, grouped=grouped)
@@ -138,6 +143,11 @@ class Feed:
         finally:
             self._reader = None
 
+    def _tell_time(self) -> None:
+        """Tell the meter how long has been read."""
+        while self._spells:
+            self._meter.reading(*self._spells.popleft())
+
     async def _read_slice(self, room: int) -> None:
         if self._is_async:
             await self._batches(room, call_async)
@@ -151,9 +161,14 @@ class Feed:
     async def _batches(self, room: int, call: Call) -> None:
         """Read up to ``room`` tasks, each handed over before the next is read."""
         while room > 0 and not self._cancelled:
+            began = time.monotonic()
             values, end = await self._batch(call)
+            planned = None
             if values and (end is None or not self._drop_last or self._grouped):
-                self._hand_over(await self._planned(values, call))
+                planned = await self._planned(values, call)
+            self._spells.append((began, time.monotonic()))
+            if planned is not None:
+                self._hand_over(planned)
                 room -= 1
             if end is not None:
                 if end.error is not None:
@@ -172,6 +187,7 @@ class Feed:
     def _arrive(self) -> None:
         # The end comes by the way of the tasks: seen before the last of them it would lose them.
         self._announced = False
+        self._tell_time()
         while self._arrived and not self._ended:
             planned = self._arrived.popleft()
             if planned is None:

@@ -17,6 +17,7 @@ from ._exceptions import unpack_error
 from ._lane import Hang, Lane
 from ._line import Line, Rules
 from ._messages import Failed, Leave, Refused, Release, Settle, first_run
+from ._meter import Meter
 from ._payload import Payload
 from ._program import Program, Terms
 from ._request import Request
@@ -65,6 +66,7 @@ class Guest:
         terms: Terms,
         rules: Rules,
         shutdown_timeout: float,
+        meter: Meter,
     ) -> None:
         self.number = number
         self._broken: PoolBroken | None = None
@@ -72,7 +74,7 @@ class Guest:
         self._program = program
         self._terms = terms
         self._shutdown_timeout = shutdown_timeout
-        self._line = Line(rules)
+        self._line = Line(rules, meter=meter)
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()

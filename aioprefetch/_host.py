@@ -18,6 +18,7 @@ from ._invoke import invoke
 from ._messages import SYNC_CALLS, Again, Join, Joined, Outcome, Refused, Task, tenant_of
 from ._program import Program, Terms
 from ._source import Facts, Split
+from ._spans import Span
 from ._worker import Worker
 
 MakeWorker = Callable[[Program, Terms, Any], Worker]
@@ -114,6 +115,13 @@ class Host:
 
     def trim(self) -> None:
         self._own.trim()  # the memory is all tenants'
+
+    def take_spans(self, tenant: int) -> list[Span] | None:
+        """What was done for a tenant, where it draws a timeline."""
+        guest = self._guests.get(tenant)
+        if guest is None or not guest.done() or guest.exception() is not None:
+            return None
+        return guest.result().take_spans()
 
     # Tasks
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 import warnings
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 from ._errors import PoolBroken, WorkerStartError, describe_error
 from ._live import LiveOutbox
 from ._memory import SOME_MEMORY, total
-from ._messages import Again, Outcome
+from ._messages import Again, Outcome, Task
+from ._meter import Meter
 from ._payload import Live, Payload
 from ._program import Program, Terms, drive
 from ._request import Request
@@ -35,13 +37,16 @@ class InlinePool:
         Seconds that closing waits for the call that the thread is in.
     """
 
-    def __init__(self, program: Program, terms: Terms, shutdown_timeout: float) -> None:
+    def __init__(
+        self, program: Program, terms: Terms, shutdown_timeout: float, meter: Meter
+    ) -> None:
         self.broken: PoolBroken | None = None
         self.first_run = 0
         self.memory = SOME_MEMORY
         self.worth = 1
         self._hold = 1
         self._shutdown_timeout = shutdown_timeout
+        self._meter = meter
         self._loop = asyncio.get_running_loop()
         self._thread = Helper("aioprefetch-worker")
         self._context = contextvars.copy_context()
@@ -152,14 +157,23 @@ class InlinePool:
         values, resume = request.payload.open(), request.planned.resume
         again = None if resume is None else Again({}, False, resume)
         try:
-            outcome: Outcome = await self._do(self._worker.run(1, request.task, values, again))
+            outcome: Outcome = await self._do(self._timed(request.task, values, again))
         except asyncio.CancelledError as error:  # by the loop's end, or by the user's function
             self._settle(request, self._worker.failed(request.task, values, error))
             raise
         self._settle(request, outcome)
 
+    async def _timed(self, task: Task, values: Sequence[Any], again: Again | None) -> Outcome:
+        began = time.monotonic()
+        try:
+            return await self._worker.run(1, task, values, again)
+        finally:
+            self._meter.work(time.monotonic() - began, 1)
+
     def _settle(self, request: Request, outcome: Outcome) -> None:
         if not self._closing:
+            if self._meter.trace is not None:
+                self._meter.trace.worked(0, self._worker.take_spans() or [])
             request.settle(outcome)
 
     async def _release(self, run: int) -> None:

@@ -17,6 +17,7 @@ import anyio
 from ._cursor import Cursor
 from ._errors import PoolBroken, TaskError, describe_error
 from ._messages import Failed, Made
+from ._meter import Meter
 from ._record import Record
 from ._request import Request
 from ._window import Window
@@ -45,6 +46,7 @@ class Workers(Protocol):
     """What a pass needs of the session that it is part of."""
 
     loop: asyncio.AbstractEventLoop
+    meter: Meter
 
     async def start(self) -> None:
         """Wait for the workers."""
@@ -110,15 +112,24 @@ class Iteration:
         self._make_session = make_session
         self._pid = os.getpid()
         self._window: Window | None = None
+        self._meter = Meter()
         self._over: Reason | None = None
         self._suspended = 0.0  # time.monotonic() when the consumer last was
+        self._asked = 0.0  # when the consumer last did, by the same clock
+        self._left = 0.0  # when it last was handed a batch that is timed
         self._out_of_breath = False  # whether letting others run was cut short
         if session is not None:
             try:
-                self._window = session.begin(self, self._record)
+                self._begin(session)
             except BaseException:  # a state that does not fit
                 cursor.undo(self._record)
                 raise
+
+    def _begin(self, session: Workers) -> Window:
+        self._meter = session.meter
+        window = self._window = session.begin(self, self._record)
+        self._left = time.monotonic()
+        return window
 
     def next_record(self) -> Record | None:
         """Of the epoch after those whose plans have been begun; None when there is none."""
@@ -139,32 +150,50 @@ class Iteration:
 
         Cancelling it loses nothing: a batch leaves the window after the last await.
         """
-        return _opened(await self._advance())
+        request = await self._advance()
+        is_timed = request.task.seq % self._meter.stride == 0
+        return self._timed(request) if is_timed else _opened(request)
 
     async def next_numbered(self) -> tuple[int, Any]:
         """The next batch, with its number."""
         request = await self._advance(keeps=True)
-        return self._number(request), _opened(request)
+        return self._number(request), self._timed(request)
+
+    def _timed(self, request: Request) -> Any:
+        """The batch of a request; the meter is told what that took."""
+        came = time.monotonic()
+        batch = _opened(request)
+        self._left = self._meter.hand_over(self._asked, came)
+        return batch
 
     async def _advance(self, *, keeps: bool = False) -> Request:
         """The next request that a batch was made of, as it leaves the window."""
         window = self._window or await self._open()
+        meter = self._meter
         while True:
-            if self._out_of_breath or time.monotonic() - self._suspended > _BREATH:
+            now = self._asked = time.monotonic()
+            if meter.trace is not None:
+                meter.trace.consumed(self._left, now)
+                self._left = now
+            if self._out_of_breath or now - self._suspended > _BREATH:
                 await self._breathe()
             self._check()
             request = window.pop()
             if request is not None:
                 try:
                     if self._counts(request, keeps):
+                        meter.delivered += 1
                         return request
                 finally:
                     del request
             elif window.broken is not None:
                 raise PoolBroken(str(window.broken)) from window.broken.__cause__
             elif not window.finished:
-                await window.changed()
-                self._suspended = time.monotonic()
+                meter.begin_wait(now)
+                try:
+                    await window.changed()
+                finally:
+                    self._suspended = self._left = meter.end_wait(now)
             elif self._until is None and not self._record.told:
                 await self._finish()
                 raise RuntimeError(
@@ -202,8 +231,7 @@ class Iteration:
         try:
             await self._session.start()
             self._check()
-            if self._window is None:
-                self._window = self._session.begin(self, self._record)
+            window = self._window or self._begin(self._session)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -212,7 +240,7 @@ class Iteration:
                 self._over = "done"
                 await self._end_session()
             raise
-        return self._window
+        return window
 
     async def _breathe(self) -> None:
         # Never twice in a row without having got through: a time-out that is always shorter
@@ -224,6 +252,7 @@ class Iteration:
         await asyncio.sleep(0)
         self._out_of_breath = False
         self._suspended = time.monotonic()
+        self._asked = self._suspended  # others had the loop
 
     def _check(self) -> None:
         if self._over in ("done", "aclosed"):

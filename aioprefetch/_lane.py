@@ -20,6 +20,7 @@ from . import _codec
 from ._arena import Reader
 from ._errors import describe_exit
 from ._exceptions import unpack_error
+from ._logs import replay
 from ._messages import (
     Again,
     Cancel,
@@ -30,6 +31,7 @@ from ._messages import (
     Join,
     Joined,
     Leave,
+    Logged,
     Made,
     Order,
     Refused,
@@ -239,6 +241,8 @@ class Lane:
         """Tell what the worker has said."""
         if type(message) is Report:
             self._events.lane_reports(self, message)
+        elif type(message) is Logged:
+            replay(message)
         elif type(message) is Hello:
             self.ready = True
             self._events.lane_ready(self, message.facts)

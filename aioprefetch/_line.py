@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ._messages import NO_STREAM
+from ._meter import Meter
 from ._request import Request
 
 CHUNK_SECONDS = 0.001  # of work that one message carries; 0 sends each task alone
@@ -34,10 +35,13 @@ class Line:
     ----------
     urgent
         Whether its tasks go ahead of those that are not.
+    meter
+        What is told of its tasks.
     """
 
-    def __init__(self, rules: Rules, *, urgent: bool = False) -> None:
+    def __init__(self, rules: Rules, *, urgent: bool = False, meter: Meter | None = None) -> None:
         self.rules = rules
+        self.meter = meter or Meter()
         self.urgent = urgent
         self.closed = False  # nobody waits for its outcomes any more
         self.emptied: Callable[[], None] | None = None  # called when workers hold none of it

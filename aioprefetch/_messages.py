@@ -153,6 +153,13 @@ class Report(NamedTuple):
     done: list[Done]
     declined: list[int]
     seconds: float  # that running them took
+    spans: Any = None  # what the worker did when, where that is wanted
+
+
+class Logged(NamedTuple):
+    """Worker to parent: something was logged; the attributes of the record."""
+
+    record: dict[str, Any]
 
 
 class Made(NamedTuple):

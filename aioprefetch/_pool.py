@@ -31,6 +31,7 @@ from ._lane import Hang, Kind, Lane
 from ._line import Line, Rules
 from ._memory import SOME_MEMORY, total
 from ._messages import FIRST_GUEST, Ended, Failed, Joined, Refused, Release, Report, Settle, Trim
+from ._meter import Meter
 from ._payload import Live, Payload, encode_values
 from ._program import Program, Terms
 from ._request import Request
@@ -60,7 +61,7 @@ class Crew:
 class Supervisor:
     """Worker processes, one lane each."""
 
-    def __init__(self, program: Program, terms: Terms, crew: Crew) -> None:
+    def __init__(self, program: Program, terms: Terms, crew: Crew, meter: Meter) -> None:
         refuse_to_start_in_a_starting_worker()
         self.broken: PoolBroken | None = None
         self._program = program
@@ -87,7 +88,7 @@ class Supervisor:
         self._restarts = Restarts(crew.num_proc, crew.rules.retries, forgiving=crew.shared)
         self._guests: dict[int, Guest] = {}
         self._numbers = itertools.count(FIRST_GUEST)
-        self._line = Line(crew.rules)  # of its own program
+        self._line = Line(crew.rules, meter=meter)  # of its own program
         self.dispatch.open(self._line)
         self._replacing: set[int] = set()  # numbers of workers
         self._delays: dict[int, asyncio.TimerHandle] = {}  # of those that wait for it
@@ -221,10 +222,12 @@ class Supervisor:
 
     # Guests
 
-    def admit(self, program: Program, terms: Terms, rules: Rules, shutdown_timeout: float) -> Guest:
+    def admit(
+        self, program: Program, terms: Terms, rules: Rules, shutdown_timeout: float, meter: Meter
+    ) -> Guest:
         """A place for one more program on these workers."""
         number = next(self._numbers)
-        guest = Guest(self, number, program, terms, rules, shutdown_timeout)
+        guest = Guest(self, number, program, terms, rules, shutdown_timeout, meter)
         self._guests[number] = guest
         return guest
 
@@ -290,6 +293,7 @@ class Supervisor:
             return
         if settled:
             self._restarts.progress(len(settled))
+            settled[0][0].line.meter.report(lane.number, report)
         if not self._closing:
             for request, outcome in settled:
                 if not (request.line.closed or request.cancelled):
@@ -336,6 +340,7 @@ class Supervisor:
             log.warning("%s; another takes its place", death)
         else:
             log.warning("a worker was to take a dead one's place: %s", lane.refusal)
+        self.dispatch.tell_meters(lane, death, again)
         self.dispatch.put_back(again)
         self._replace(lane, delay)
         self.dispatch.feed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,12 @@ from ._cursor import Cursor
 from ._delivered import Tail
 from ._iteration import Iteration, outlast
 from ._iterators import Batch, NumberedIterator, PrefetchIterator
+from ._meter import Ledger
 from ._session import Session, length_of_epoch
 from ._shared_pool import SharedPool
 from ._source import Facts, Split
 from ._state import Layout
+from ._stats import Stats
 
 
 class Prefetcher(Generic[Batch]):
@@ -95,6 +98,9 @@ class Prefetcher(Generic[Batch]):
     transfer
         Called with each batch in this process, on a thread of its own and one batch ahead of
         the consumer, who gets what it returns: `jax.device_put`, or a copy to a GPU.
+    trace
+        File for a timeline of the run, which ui.perfetto.dev opens; complete once this is closed,
+        and written anew by each start. docs/seeing.md says what it shows.
     on_error
         "raise", "skip", or a function that is given the TaskError in the worker and returns
         what takes the item's place.
@@ -142,6 +148,7 @@ class Prefetcher(Generic[Batch]):
         max_bytes: int | None = None,
         ordered: bool = True,
         transfer: Callable[[Any], Any] | None = None,
+        trace: str | os.PathLike[str] | None = None,
         on_error: Literal["raise", "skip"] | Callable[..., Any] = "raise",
         retries: int = 2,
         task_timeout: float | None = None,
@@ -173,12 +180,14 @@ class Prefetcher(Generic[Batch]):
             max_bytes=max_bytes,
             ordered=ordered,
             transfer=transfer,
+            trace=trace,
             on_error=on_error,
             retries=retries,
             task_timeout=task_timeout,
             shutdown_timeout=shutdown_timeout,
         )
         self._cursor = Cursor(self._config.share)
+        self._ledger = Ledger()
         self._session: Session | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._live: Iteration | None = None
@@ -236,8 +245,8 @@ class Prefetcher(Generic[Batch]):
     @property
     def _make_session(self) -> Callable[[], Session]:
         # Bound to the configuration, not to the handle: an iteration must not keep it alive.
-        config, cursor = self._config, self._cursor
-        return lambda: Session(config, cursor)
+        config, cursor, ledger = self._config, self._cursor, self._ledger
+        return lambda: Session(config, cursor, ledger)
 
     def __len__(self) -> int:
         """Batches in an epoch.
@@ -280,6 +289,10 @@ class Prefetcher(Generic[Batch]):
     def skipped(self) -> int:
         """Items that ``on_error`` left out in the open pass, or in the last one."""
         return self._cursor.record.skipped
+
+    def stats(self) -> Stats:
+        """What has happened since this Prefetcher was made, and what it waits for; any thread."""
+        return self._ledger.stats()
 
     # State
 
@@ -356,7 +369,7 @@ class Prefetcher(Generic[Batch]):
             A worker did not come up.
         """
         if self._session is None:
-            self._session = Session(self._config, self._cursor)
+            self._session = self._make_session()
             self._finalizer = weakref.finalize(self, self._session.abandon)
             self._finalizer.atexit = False
         session = self._session
@@ -424,7 +437,7 @@ class Prefetcher(Generic[Batch]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _shard(self, num_shards: int, index: int) -> Prefetcher[Batch]:
-        arguments = self._config.arguments()
+        arguments = self._copied()
         source = arguments.pop("source").shard(num_shards=num_shards, index=index)
         with _quiet():
             return Prefetcher(source, **arguments)
@@ -438,7 +451,11 @@ class Prefetcher(Generic[Batch]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._session is not None:
             raise TypeError("a Prefetcher that is open cannot be pickled: close it first")
-        return _rebuild, (self._config.arguments(),)
+        return _rebuild, (self._copied(),)
+
+    def _copied(self) -> dict[str, Any]:
+        # A copy lives in another process, most often, and the timeline's file is this one's.
+        return {**self._config.arguments(), "trace": None}
 
     def __repr__(self) -> str:
         state = "open" if self._session is not None else "not open"

@@ -21,6 +21,7 @@ from typing import Any
 
 from . import _serve
 from ._lane import Lane, LaneEvents
+from ._logs import wanted_level
 from ._memory import oom_kills
 from ._payload import Store
 from ._process import WorkerProcess
@@ -74,6 +75,7 @@ class ProcessLane(Lane):
                 shared,
                 _serve.depth + 1,
                 oom_score_adj(),
+                wanted_level(),
             )
             self._launch(post, shipment, store)
         except BaseException:

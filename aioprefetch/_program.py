@@ -43,6 +43,7 @@ class Terms:
     num_streams: int = 0  # of all hosts
     share: Share = EVERYTHING
     origin: tuple[int, ...] = ()  # where the run goes on, if a state says so
+    traces: bool = False  # whether what workers do when is told
 
 
 def is_async_program(program: Program, facts: Facts) -> bool:

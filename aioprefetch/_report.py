@@ -109,7 +109,8 @@ class Reporter:
                 self._flush(segments)
 
     def _flush(self, segments: Sequence[Segment]) -> None:
-        report = Report(self._done, self._declined, self._seconds)
+        spans = self._worker.take_spans(self._tenant) if self._done else None
+        report = Report(self._done, self._declined, self._seconds, spans)
         self._tell(report, segments)
         self._done, self._declined, self._seconds = [], [], 0.0
         self._sent = time.perf_counter()

@@ -32,6 +32,7 @@ from ._arena import Space, Writer
 from ._conversation import Conversation
 from ._exceptions import pack_error
 from ._host import Host
+from ._logs import Forwarder
 from ._memory import Extent, open_shipment, open_shipped
 from ._messages import (
     Do,
@@ -39,6 +40,7 @@ from ._messages import (
     Hello,
     Join,
     Joined,
+    Logged,
     Refused,
     Release,
     Settle,
@@ -110,6 +112,7 @@ class Post(NamedTuple):
     shared: bool  # whether tenants may join
     depth: int
     oom_score_adj: int | None
+    log_level: int = 0  # from which on records are wanted, where they can be sent
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ def serve() -> None:
 
 def _serve_on(sock: socket.socket, kit: Kit) -> None:
     channel = BlockingChannel(sock)
+    logs = Forwarder(kit.post.number, partial(_tell, channel))
+    logs.install(kit.post.log_level)
     start = _Start()
     try:
         worker = start.make(kit)
@@ -154,11 +159,16 @@ def _serve_on(sock: socket.socket, kit: Kit) -> None:
     assert start.page is not None
     assert start.intake is not None
     if worker.is_async:
-        on_loop = _OnLoop(worker, start.intake, start.page, sock, kit.post)
+        on_loop = _OnLoop(worker, start.intake, start.page, sock, kit.post, logs)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(on_loop.hold(channel, facts))
     else:
         _converse(worker, start.intake, start.page, channel, facts)
+    logs.drain()
+
+
+def _tell(channel: BlockingChannel, logged: Logged) -> None:
+    channel.send(_codec.message(logged))
 
 
 class _Start:
@@ -376,9 +386,16 @@ class _OnLoop:
     """The same on a loop, for functions that are awaited, and for tenants that come."""
 
     def __init__(
-        self, worker: Worker | Host, intake: Intake, page: Page, sock: socket.socket, post: Post
+        self,
+        worker: Worker | Host,
+        intake: Intake,
+        page: Page,
+        sock: socket.socket,
+        post: Post,
+        logs: Forwarder,
     ) -> None:
         self._worker = worker
+        self._logs = logs
         self._sock = sock
         self._channel: Channel | None = None
         reporter = Reporter(worker, intake, page, self._send)
@@ -394,10 +411,19 @@ class _OnLoop:
             return
         start.send(_codec.message(Hello(facts)))
         loop = asyncio.get_running_loop()
+        self._logs.send_by(lambda logged: loop.call_soon_threadsafe(self._tell, logged))
         self._channel = Channel(loop, self._sock, self._hear, lambda: os._exit(1))
         await self._conversation.end()
+        self._logs.drain()
+        await asyncio.sleep(0)  # in which the last of them are sent
         self._channel.detach()
+        if self._channel.sent:
+            self._sock.setblocking(True)
+            self._logs.send_by(partial(_tell, start))
         await self._worker.close()
+
+    def _tell(self, logged: Logged) -> None:
+        self._send(_codec.message(logged))
 
     def _hear(self, frame: Frame) -> None:
         self._conversation.hear(_codec.decode(frame[:1]), frame[1:])

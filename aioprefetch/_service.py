@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 from . import _seeds
 from ._calls import Calls
@@ -14,7 +16,9 @@ from ._errors import PoolBroken
 from ._invoke import program_of_calls, terms_of_calls
 from ._lane import Kind
 from ._line import Rules
+from ._meter import Meter
 from ._pool import Crew, Supervisor
+from ._stats import Setting, Stats
 
 _CLOSED = "the pool was closed"
 
@@ -26,6 +30,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._shutdown_timeout = shutdown_timeout
+        self._meter = Meter()  # of the pool itself
         self.supervisor = Supervisor(
             program_of_calls(staff.worker_init_fn),
             terms_of_calls(staff.num_proc, _seeds.draw_seed(), in_process=kind.in_process),
@@ -37,7 +42,10 @@ class Service:
                 Rules("raise", retries),
                 shared=True,
             ),
+            self._meter,
         )
+        self._num_proc = staff.num_proc
+        self._opened = time.monotonic()
         supervisor = self.supervisor
         self.calls = Calls(
             supervisor.dispatch,
@@ -69,6 +77,13 @@ class Service:
             await self.supervisor.close()
             raise
         self.up = True
+
+    def stats(self) -> Stats:
+        """What its users came to, together."""
+        available = self._num_proc * (time.monotonic() - self._opened)
+        stats = self.supervisor.dispatch.ledger.stats(available)
+        setting = Setting(num_proc=self._num_proc)
+        return replace(stats, setting=setting, restarts=self._meter.restarts)  # each user counts
 
     def check_loop(self) -> None:
         """Raise where another loop than the one that opened it wants it."""

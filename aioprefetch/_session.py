@@ -23,12 +23,14 @@ from ._errors import WorkerStartError, describe_error
 from ._feed import Feed
 from ._inline import InlinePool
 from ._iteration import Iteration, Reason
+from ._meter import Ledger, Meter
 from ._plan import IndexPlan, Pass, Plan, StreamPlan, num_batches
 from ._pool import Crew, Supervisor
 from ._processes import Processes
 from ._record import Record
-from ._source import Facts, Split, describe, is_async_function, reset, was_cancelled
+from ._source import Facts, Split, describe, is_async_function, log, reset, was_cancelled
 from ._state import Layout
+from ._trace import Trace
 from ._transfer import Transfer
 from ._window import Sizes, Window
 
@@ -41,9 +43,14 @@ class _Thread(Protocol):
 class Session:
     """Workers up for one configuration, and what was learnt of the source."""
 
-    def __init__(self, config: Config, cursor: Cursor) -> None:
+    def __init__(self, config: Config, cursor: Cursor, ledger: Ledger) -> None:
         self.loop = asyncio.get_running_loop()
         self.cursor = cursor
+        self.meter = Meter()
+        self._ledger = ledger
+        ledger.add(self.meter)
+        if config.trace is not None:
+            self.meter.draw(Trace(config.trace))
         self.started = False
         self._config = config
         self._pid = os.getpid()
@@ -52,7 +59,7 @@ class Session:
         self._facts = config.facts_now()
         self._split: Split | None = None
         self._num_streams = 0  # of all hosts
-        self._transfer = None if config.transfer is None else Transfer(config.transfer)
+        self._transfer = None if config.transfer is None else Transfer(config.transfer, self.meter)
         self._carried: tuple[int, StreamPlan, Window] | None = None  # replicas between passes
         self._sizes = Sizes(sys.maxsize)
         self._chores: dict[asyncio.Future[Any], tuple[str, _Thread]] = {}
@@ -80,10 +87,12 @@ class Session:
         program = config.program(self._split)
         terms = config.terms(self._split, self._seed, self.cursor.origin)
         if config.pool is not None:
-            guest: Pool = config.pool._admit(program, terms, config.rules, config.shutdown_timeout)
+            guest: Pool = config.pool._admit(
+                program, terms, config.rules, config.shutdown_timeout, self.meter
+            )
             return guest
         if config.num_proc == 0:
-            return InlinePool(program, terms, config.shutdown_timeout)
+            return InlinePool(program, terms, config.shutdown_timeout, self.meter)
         crew = Crew(
             Processes(config.staff.context(), self.loop),
             config.num_proc,
@@ -91,7 +100,7 @@ class Session:
             config.shutdown_timeout,
             config.rules,
         )
-        return Supervisor(program, terms, crew)
+        return Supervisor(program, terms, crew, self.meter)
 
     async def start(self) -> None:
         """Wait for the workers; the start itself goes on when this is cancelled."""
@@ -102,6 +111,7 @@ class Session:
         self._starting.result()
 
     async def _start(self) -> None:
+        began = self.loop.time()
         try:
             facts = await self._pool.start()
             self._sizes = Sizes(self._config.window_bytes(self._pool.memory))
@@ -116,6 +126,7 @@ class Session:
             await self._pool.close()
             raise
         self.started = True
+        log.info("ready to read %s after %.2f s", self._facts.name, self.loop.time() - began)
 
     def _settle(self) -> None:
         """Tell the workers how the source is read."""
@@ -125,6 +136,9 @@ class Session:
         hold = config.hold(is_async=self._is_async)
         window = config.window(split, is_async=self._is_async)
         self._pool.settle(split, self._num_streams, hold, window, is_async=self._is_async)
+        self.meter.learn(config.setting(window, is_async=self._is_async), hold)
+        if self.meter.trace is not None:
+            self.meter.trace.overlap = self._is_async
 
     async def _learn(self, facts: Facts | None) -> None:
         """What the source is that a function made, here or in the workers."""
@@ -182,6 +196,7 @@ class Session:
         else:
             window = self._window(self._plan(record), partial(self._following, iteration))
         self._live_window = window
+        self.meter.begin(window)
         window.refill()
         return window
 
@@ -211,6 +226,7 @@ class Session:
             probe=2 * config.num_proc,
             ordered=config.ordered,
             prepare=None if self._transfer is None else self._transfer.begin,
+            meter=self.meter,
         )
 
     def _following(self, iteration: Iteration) -> Plan | None:
@@ -261,6 +277,7 @@ class Session:
             pack=self._pool.pack,
             store=self._pool.store,
             helper=self._pool.helper(),
+            meter=self.meter,
         )
         feed.notify = self._hear
         self._feeds.append(feed)
@@ -301,6 +318,7 @@ class Session:
         """An iteration is over, read to its end or left."""
         if self._live is iteration:
             self._live = self._live_window = None
+            self.meter.end()
         window.close()
         if self._split == "replicate":
             return
@@ -350,18 +368,27 @@ class Session:
             )
         await asyncio.wait([self._pool.close(), self._starting])
         self._pool.release()
+        if self.meter.trace is not None:
+            await self.meter.trace.finished(self._config.shutdown_timeout)
+        log.info("closed the workers that read %s", self._facts.name)
 
     def _leave_pass(self, reason: Reason) -> None:
         if self._live is not None:
             self._live.stop(reason)
+        self._ledger.close(self.meter)
 
     def kill(self) -> None:
         """End the workers now; any thread."""
         self._pool.kill()
-        if self._transfer is not None:
-            self._transfer.stop()
+        self._stop_helpers()
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._leave_pass, "killed")
+
+    def _stop_helpers(self) -> None:
+        if self._transfer is not None:
+            self._transfer.stop()
+        if self.meter.trace is not None:
+            self.meter.trace.finish()
 
     def abandon(self) -> None:
         """As a finalizer may, in any thread and inside any lock: nobody will close this."""
@@ -369,8 +396,7 @@ class Session:
             return
         busy = self._pool.busy
         self._pool.abandon()
-        if self._transfer is not None:
-            self._transfer.stop()
+        self._stop_helpers()
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._leave_pass, "abandoned")
         if busy:

@@ -13,8 +13,10 @@ from ._guests import Guest
 from ._iteration import outlast
 from ._lane import Kind
 from ._line import Rules
+from ._meter import Meter
 from ._program import Program, Terms
 from ._service import Service
+from ._stats import Stats
 
 T = TypeVar("T")
 
@@ -166,11 +168,19 @@ class SharedPool:
                 )
         return await self._opened().calls.run(fn, args, timeout)
 
+    def stats(self) -> Stats:
+        """What its calls and Prefetchers came to since it was opened; any thread.
+
+        Consumers are those of Prefetchers, and their times are added up.
+        """
+        core = self._core
+        return Stats() if core is None else core.stats()
+
     def _admit(
-        self, program: Program, terms: Terms, rules: Rules, shutdown_timeout: float
+        self, program: Program, terms: Terms, rules: Rules, shutdown_timeout: float, meter: Meter
     ) -> Guest:
         """A place for a Prefetcher."""
-        return self._opened().supervisor.admit(program, terms, rules, shutdown_timeout)
+        return self._opened().supervisor.admit(program, terms, rules, shutdown_timeout, meter)
 
     def _opened(self) -> Service:
         core = self._core

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ._messages import Made
+from ._meter import Meter
 from ._request import Request
 from ._threads import Helper
 
@@ -14,8 +16,9 @@ from ._threads import Helper
 class Transfer:
     """Calls ``transfer`` with each batch, on a thread of its own."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], meter: Meter) -> None:
         self._function = function
+        self._meter = meter
         self._thread = Helper("aioprefetch-transfer")
         self._running: asyncio.Future[Any] | None = None
 
@@ -34,7 +37,11 @@ class Transfer:
     def _do(self, request: Request) -> Any:
         outcome = request.outcome
         assert type(outcome) is Made
-        return self._function(outcome.payload.open())
+        began = time.monotonic()
+        try:
+            return self._function(outcome.payload.open())
+        finally:
+            self._meter.transfer(began)
 
     def stop(self) -> None:
         """End the thread after the call that runs; any thread."""

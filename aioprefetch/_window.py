@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from ._engine import Pool
-from ._messages import Ended, Failed, Made
+from ._messages import Ended, Failed, Made, Nothing
+from ._meter import Meter
 from ._plan import Plan, Planned
 from ._request import Request
 
@@ -53,6 +55,13 @@ class _Leg:
         queue = self.requests if self.ordered else self.settled
         return queue[0] if queue and queue[0].outcome is not None else None
 
+    @property
+    def ready(self) -> int:
+        """Requests that are settled and have not left."""
+        if self.ordered:
+            return sum(request.outcome is not None for request in self.requests)
+        return len(self.settled)
+
     def pop(self) -> Request:
         self.size -= 1
         return (self.requests if self.ordered else self.settled).popleft()
@@ -77,6 +86,8 @@ class Window:
     prepare
         What is begun with the batch that leaves next, as soon as it is there; it leaves when
         that is done.
+    meter
+        What is told of requests that come and go.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class Window:
         probe: int,
         ordered: bool,
         prepare: Callable[[Request], asyncio.Future[object]] | None = None,
+        meter: Meter,
     ) -> None:
         self._legs = deque([_Leg(plan, ordered=ordered)])
         self._following = following
@@ -99,6 +111,7 @@ class Window:
         self._probe = 0 if sizes.largest else probe
         self._ordered = ordered
         self._prepare = prepare
+        self._meter = meter
         self._size = 0
         self._left = 0  # since the last refill
         self._refilling = False  # at the next turn of the loop
@@ -109,6 +122,11 @@ class Window:
     def in_flight(self) -> int:
         """Requests made and not yet delivered."""
         return self._size
+
+    @property
+    def ready(self) -> int:
+        """Of these, settled."""
+        return sum(leg.ready for leg in self._legs)
 
     @property
     def plan(self) -> Plan:
@@ -144,7 +162,7 @@ class Window:
         self._left, self._refilling = 0, False
         if self._closed or self._pool.broken is not None:
             return
-        most = self._most()
+        most, before = self._most(), self._size
         while self._size < most:
             leg = self._legs[-1]
             planned = leg.plan.take()
@@ -153,10 +171,17 @@ class Window:
             # After an epoch without batches the next waits for its turn: there may be no end.
             elif not leg.plan.exhausted or leg.plan.seq == leg.begun or not self._begin_next():
                 break
+        self._tell(self._size - before)
         self._pool.feed()
         room, plan = self._most() - self._size, self._legs[-1].plan
         if room > 0 and not plan.exhausted:
             plan.want(room)
+
+    def _tell(self, requested: int) -> None:
+        now, meter = time.monotonic(), self._meter
+        meter.ask(requested, now)
+        if meter.trace is not None:
+            meter.trace.depth(now, self)
 
     def _begin_next(self) -> bool:
         plan = self._following()
@@ -189,7 +214,8 @@ class Window:
         elif not self._refilling:  # quick tasks, which are sent together
             self._refilling = True
             asyncio.get_running_loop().call_soon(self.refill)
-        self._prepare_front()
+        if self._prepare is not None:
+            self._prepare_front()
         return request
 
     async def changed(self) -> None:
@@ -230,17 +256,27 @@ class Window:
     def _take_in(self, leg: _Leg, request: Request) -> None:
         """A request has its outcome."""
         outcome = request.outcome
+        if type(outcome) is Made:
+            nbytes = outcome.payload.nbytes
+            self._meter.bytes += nbytes
+            if nbytes > self._sizes.largest:
+                self._sizes.largest = nbytes
+                self._meter.see(nbytes)
+            if outcome.skipped:
+                self._meter.skipped += outcome.skipped
+        elif type(outcome) is Nothing or type(outcome) is Failed:
+            self._meter.skipped += outcome.skipped
         if type(outcome) is Ended or (type(outcome) is Failed and outcome.ends):
             leg.plan.ended(request.task.stream)
-        if type(outcome) is Made:
-            self._sizes.largest = max(self._sizes.largest, outcome.payload.nbytes)
         if not self._ordered:
             leg.settled.append(request)
         if self._probe:
             self._probe = 0
             self.refill()
-        self._prepare_front()
-        self._wake()
+        if self._prepare is not None:
+            self._prepare_front()
+        if self._waiters:
+            self._wake()
 
     def _prepare_front(self) -> None:
         if self._prepare is None or self._closed:

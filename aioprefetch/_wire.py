@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -209,6 +210,11 @@ class Channel:
         if not self._writing:
             self._writable()
 
+    @property
+    def sent(self) -> bool:
+        """Whether all that was sent is with the system."""
+        return not self._writing
+
     def drain(self) -> None:
         """Deliver every whole frame that the peer, now dead, has left behind."""
         before = -1
@@ -275,7 +281,7 @@ class Channel:
 
 
 class BlockingChannel:
-    """The same frames on a socket that its only thread may block on."""
+    """The same frames on a socket that may be blocked on; one thread receives, any may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -283,10 +289,12 @@ class BlockingChannel:
         self._reader = FrameReader()
         self._writer = FrameWriter()
         self._frames: deque[Frame] = deque()
+        self._sending = threading.Lock()
 
     def send(self, frame: Sequence[Segment]) -> None:
-        self._writer.push(frame)
-        self._writer.flush(self._sock)
+        with self._sending:
+            self._writer.push(frame)
+            self._writer.flush(self._sock)
 
     def receive(self) -> Frame:
         """The next frame; EOFError when the peer has closed."""

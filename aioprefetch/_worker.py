@@ -34,6 +34,7 @@ from ._source import (
     torch_worker_info,
     was_cancelled,
 )
+from ._spans import Span, Spans
 from ._streams import Streams
 
 
@@ -108,10 +109,12 @@ class Worker:
         self._terms = terms
         self._outbox = outbox
         self._closing = closing
+        self._spans = Spans() if terms.traces else None
         self._source = program.source
-        self._map_fn = program.map_fn
+        self._map_fn = self._around("map", program.map_fn)
         self._collates = terms.batched or program.collate_fn is not None
-        self._collate_fn = self._in_place(program.collate_fn or default_collate)
+        collate = self._in_place(program.collate_fn or default_collate)
+        self._collate_fn = self._around("collate", collate)
         self._fetch: Any = None  # its __getitem__
         self._groups = False  # whether batches are fetched by its __getitems__
         self._number = number
@@ -153,7 +156,9 @@ class Worker:
             self._call = call_async if self._call is call_sync else self._call
         seeds_globals = not (terms.in_process or self.is_async)
         self._desk = replace(self._desk, seeds_globals=seeds_globals)
-        self._fetch = getattr(self._source, "__getitem__", None)
+        self._fetch = self._around("fetch", getattr(self._source, "__getitem__", None))
+        if self._spans is not None:
+            self._spans.overlap = self.is_async
         self._groups = terms.batched and hasattr(self._source, "__getitems__")
         self._inform(source=self._source)
         self._tell_torch(self._desk.info, 0)
@@ -230,11 +235,14 @@ class Worker:
 
     async def _do(self, job: Job) -> Outcome:
         self._running += 1
+        began = 0.0 if self._spans is None else self._spans.begin(job.task.seq)
         try:
             if job.task.stream != NO_STREAM:
                 return await self._run_stream(job)
             return await self._finish(job, await self._gather(job))
         finally:
+            if self._spans is not None:
+                self._spans.end(began)
             self._running -= 1
             if not self._running:
                 self._idle.set()
@@ -242,6 +250,16 @@ class Worker:
     def failed(self, task: Task, values: Sequence[Any], error: BaseException) -> Outcome:
         """The outcome of a task that could not be run as tasks are."""
         return Failed(Job(self._desk, 0, task, values).error("fetch", error))
+
+    def take_spans(self, tenant: int = 0) -> list[Span] | None:
+        """What it did since the last time, where a timeline is drawn."""
+        return None if self._spans is None else self._spans.take()
+
+    def _around(self, name: str, function: Any) -> Any:
+        """The same function, which is seen in the timeline where one is drawn."""
+        if self._spans is None or function is None:
+            return function
+        return self._spans.around(name, function)
 
     # Opening
 
@@ -334,7 +352,8 @@ class Worker:
         stream = self._streams.open(task.run, task.epoch, task.stream)
         self._tell_torch(job.desk.info, task.epoch)
         resume = None if job.again is None else job.again.resume
-        chunk = await stream.read(task.position, task.size, self._call, job.reading, resume)
+        read = self._around("iterate", stream.read)
+        chunk = await read(task.position, task.size, self._call, job.reading, resume)
         job.task = task._replace(position=chunk.first)
         job.values = items = chunk.items
         job.progress = chunk.progress
@@ -414,7 +433,7 @@ class Worker:
         """What ``__getitems__`` gives for the batch; else the keys, to be fetched one by one."""
         if any(type(key) is Lost for key in keys):
             return keys
-        fetch_many = self._source.__getitems__
+        fetch_many = self._around("fetch", self._source.__getitems__)
         with job.batch("group"):
             try:
                 items = list(await self._call(fetch_many, list(keys)))

@@ -151,7 +151,7 @@ def _heed_interrupts() -> None:
 class Script:
     """A Python process with a session of its own, killed with it at the watchdog."""
 
-    def __init__(self, *command: str, stdin: str | None = None) -> None:
+    def __init__(self, *command: str, stdin: str | None = None, cwd: Path | None = None) -> None:
         self._began = time.monotonic()
         self._stdin = stdin
         self.process = subprocess.Popen(
@@ -160,6 +160,7 @@ class Script:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=cwd,
             env={**os.environ, "PYTHONPATH": ROOT},
             start_new_session=True,
             preexec_fn=_heed_interrupts,  # noqa: PLW1509 - one call, then exec

@@ -50,7 +50,7 @@ def test_the_version_is_that_of_the_project() -> None:
 
 def test_importing_it_imports_no_optional_library(tmp_path: Path) -> None:
     """Stubs stand where they would be found, installed or not."""
-    optional = ["torch", "sklearn", "scipy", "tqdm", "PIL"]
+    optional = ["torch", "sklearn", "scipy", "tqdm", "PIL", "prometheus_client"]
     for name in optional:
         (tmp_path / f"{name}.py").touch()
     code = f"import aioprefetch, sys; print([n for n in {optional} if n in sys.modules])"
