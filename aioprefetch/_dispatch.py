@@ -27,27 +27,44 @@ PATIENCE = 0.005  # seconds after a worker's last word
 _WHOLE = 1e-6  # of a task, that rounding may take from the room for it
 
 
+class _Roster:
+    """Which workers to look at: of a thousand, only a few at a time."""
+
+    def __init__(self) -> None:
+        self.free: dict[_Post, None] = {}  # that hold nothing
+        self.roomy: dict[_Post, None] = {}  # that hold something, and may have room for more
+        self.laden: dict[_Post, None] = {}  # that hold more than they can have begun
+
+    def place(self, post: _Post) -> None:
+        """What a worker holds has changed."""
+        for group, belongs in (
+            (self.free, not post.held),
+            (self.roomy, bool(post.held)),
+            (self.laden, post.waits()),
+        ):
+            if belongs:
+                group[post] = None
+            else:
+                group.pop(post, None)
+
+    def idle(self) -> _Post | None:
+        """A worker that has nothing to do."""
+        return next((post for post in self.free if post.usable and not post.silent), None)
+
+
 class _Post:
-    """What one worker holds.
+    """What one worker holds."""
 
-    Parameters
-    ----------
-    roomy
-        Where it enters itself when it may have room for more.
-    """
-
-    def __init__(
-        self, lane: Lane, loop: asyncio.AbstractEventLoop, roomy: dict[_Post, None]
-    ) -> None:
+    def __init__(self, lane: Lane, loop: asyncio.AbstractEventLoop, roster: _Roster) -> None:
         self.lane = lane
-        self._roomy = roomy
-        roomy[self] = None
+        self._roster = roster
         self.resumed: set[tuple[int, int]] = set()  # streams that this worker was told about
         self.held: dict[int, Request] = {}  # by ticket, in the order sent
         self._counts: Counter[Line] = Counter()
         self._newest = 0  # ticket, which is none in a worker's page
         self.silent = False  # its tasks were taken back, and it has said nothing since
         self.last_word = loop.time()
+        roster.place(self)
 
     @property
     def usable(self) -> bool:
@@ -60,6 +77,7 @@ class _Post:
         self.held.update(zip(tickets, requests, strict=True))
         self._counts[line] += len(requests)
         line.out += len(requests)
+        self._roster.place(self)
         return tickets
 
     def take(self, *tickets: int) -> list[Request]:
@@ -68,12 +86,13 @@ class _Post:
         if unknown:
             raise KeyError(*unknown)
         requests = [self.held.pop(ticket) for ticket in tickets]
-        self._roomy[self] = None
         for line, count in Counter([request.line for request in requests]).items():
             self._counts[line] -= count
             if not self._counts[line]:
                 del self._counts[line]
             line.out -= count
+        self._roster.place(self)
+        for line in {request.line for request in requests}:
             if line.emptied is not None and not line.out:
                 line.emptied()
         return requests
@@ -169,9 +188,8 @@ class Dispatcher:
         self._loop = loop
         self._on_work = on_work
         self._on_idle = on_idle
-        # Those that may have room for more, in no order; of a thousand workers few have.
-        self._roomy: dict[_Post, None] = {}
-        self._posts = [_Post(lane, loop, self._roomy) for lane in lanes]
+        self._roster = _Roster()
+        self._posts = [_Post(lane, loop, self._roster) for lane in lanes]
         self._lines: list[Line] = []
         self.ledger = Ledger()  # of theirs
         self._tracks: dict[tuple[int, int], Track] = {}  # by run and stream
@@ -209,7 +227,7 @@ class Dispatcher:
     def configure(self, line: Line, hold: int, window: int, *, is_async: bool) -> None:
         """Learn how many of its tasks a worker holds, and how many are out at most."""
         line.configure(hold, window // (2 * max(1, len(self._posts))), is_async=is_async)
-        self._roomy.update(dict.fromkeys(self._posts))
+        self._look_at_all()
 
     def tell_meters(self, lane: Lane, death: BaseException, again: Sequence[Request]) -> None:
         """A worker's place is taken by another, and these run again."""
@@ -297,7 +315,7 @@ class Dispatcher:
         waiting = [line for line in self._lines if line.waits]
         # Workers that are kept for a line whose turn it is, and for which there is no room yet.
         kept: set[int] = set()
-        ranks = _Ranks(self._roomy)
+        ranks = _Ranks(self._roster.roomy)
         while waiting:
             line = min(waiting, key=lambda line: line.due) if len(waiting) > 1 else waiting[0]
             if not self._send_some(line, kept, ranks) or not line.waits:
@@ -313,15 +331,17 @@ class Dispatcher:
                 kept.add(worker)
         if not line.queue or (len(line.queue) < line.worth and not self._idle()):
             return False  # nothing, or not worth a message, and nobody waits for it
-        post = min(self._posts, key=_soonest) if line.urgent else ranks.least(line, kept)
+        post = self._roster.idle()
+        if post is None or post.lane.number in kept:
+            post = min(self._posts, key=_soonest) if line.urgent else ranks.least(line, kept)
         if post is None or post.lane.number in kept or not post.usable:
             return False
         if line.urgent and post.room(line) < 1:
             self._make_way(post)
         if self._send(post, line, line.queue):
             return True
-        if post.held and post.room(line) < 1:
-            self._roomy.pop(post, None)
+        if post.room(line) < 1:
+            self._roster.roomy.pop(post, None)
         kept.update(range(len(self._posts)))
         return False
 
@@ -387,7 +407,7 @@ class Dispatcher:
             if ticket in post.held:  # both had claimed it, and the worker gave way
                 self.put_back(post.take(ticket))
         if settled and settled[0][0].line.learn(report.seconds, len(settled)):
-            self._roomy.update(dict.fromkeys(self._posts))
+            self._look_at_all()
         self.feed()
         self._reported = post.last_word
         if self._idle_timer is None:
@@ -463,29 +483,30 @@ class Dispatcher:
         post.silent = False
         post.resumed = set()
         post.last_word = self._loop.time()
-        self._roomy[post] = None
+        self._roster.place(post)
 
     # Withdrawing
 
     def _consider_withdrawing(self) -> None:
         """With the queues empty and a worker idle: see what others have not begun."""
-        if self._timer is None and self._idle() and any(map(self._waits, self._posts)):
+        if self._timer is None and self._roster.laden and self._idle():
             self._timer = self._loop.call_later(PATIENCE, self._withdraw)
 
     def _idle(self) -> bool:
-        return any(not (post.held or post.silent) and post.usable for post in self._roomy)
+        return self._roster.idle() is not None
 
-    @staticmethod
-    def _waits(post: _Post) -> bool:
-        return post.usable and post.waits()
+    def _look_at_all(self) -> None:
+        """There may be room where there was none."""
+        for post in self._posts:
+            self._roster.place(post)
 
     def _withdraw(self) -> None:
         self._timer = None
         if not self._idle() or any(line.queue for line in self._lines):
             return
         patience = self._loop.time() - PATIENCE
-        for post in self._posts:
-            if self._waits(post) and post.last_word <= patience:
+        for post in list(self._roster.laden):
+            if post.usable and post.last_word <= patience:
                 self._take_back(post)
         self.feed()
 
