@@ -164,9 +164,8 @@ class Lane:
 
     def admit(self, tenant: int, terms: Terms, shipment: Any) -> None:
         """Have the worker take in one more program."""
-        shipped = shipment.shipped()
-        segments = shipment.segments if shipped is None else ()
-        self._send([*_codec.message(Join(tenant, terms, shipped)), *segments])
+        segments = shipment.segments if shipment.shipped is None else ()
+        self._send([*_codec.message(Join(tenant, terms, shipment.shipped)), *segments])
 
     largest_chunk = _MAX_CHUNK  # tasks that one message may carry
 

@@ -54,6 +54,7 @@ class Shipment:
         self.fd = memory_file("aioprefetch-source")
         try:
             self.extents = self._write(segments)
+            self.shipped = self._address()
         except BaseException:
             self.close()
             raise
@@ -72,12 +73,12 @@ class Shipment:
         os.truncate(self.fd, max(offset, mmap.PAGESIZE))
         return extents
 
-    @property
+    @functools.cached_property
     def segments(self) -> list[Segment]:
         """A copy of them."""
         return [os.pread(self.fd, nbytes, offset) for offset, nbytes in self.extents]
 
-    def shipped(self) -> Shipped | None:
+    def _address(self) -> Shipped | None:
         """Where a process that is already there can open it; None where it cannot."""
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
         return Shipped(path, self.extents) if os.path.exists(path) else None

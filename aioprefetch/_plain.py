@@ -35,11 +35,10 @@ from ._worker import Worker
 class Copies:
     """The shipped source, where descriptors cannot be handed over: a copy for each worker."""
 
+    shipped = None  # nowhere: the segments travel
+
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = [bytearray(segment) for segment in segments]
-
-    def shipped(self) -> None:
-        """Nowhere: the segments travel."""
 
     def close(self) -> None:
         self.segments.clear()

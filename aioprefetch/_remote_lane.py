@@ -31,6 +31,7 @@ class Reach(NamedTuple):
 
     submit: Callable[..., Future[Any]]
     end: Callable[[], None] = lambda: None
+    may_block: bool = False  # whether to submit takes its time, to start a process say
 
 
 class Journal:
@@ -111,7 +112,8 @@ class RemoteLane(Lane):
         self._reach: Reach | None = None
         self._frames: list[Frame] = []  # to be said
         self._questions: list[int] = []
-        self._call: Future[Any] | None = None  # that is out
+        self._call: Future[Any] | None = None  # the last
+        self._is_out = False  # whether it is
         self._asked: Ask | None = None  # by it
         self._known = 0  # version of the journal that its worker, or one of them, has
         self._is_up = False
@@ -174,7 +176,7 @@ class RemoteLane(Lane):
 
     def _go(self) -> None:
         """Say what there is to say, if nothing is being said."""
-        if self._call is not None or self.dead or self._loop is None:
+        if self._is_out or self.dead or self._loop is None:
             return
         if self._frames or self._questions:
             since, self._known = self._known, self._journal.version
@@ -185,11 +187,19 @@ class RemoteLane(Lane):
 
     def _visit(self, *args: Any) -> None:
         assert self._reach is not None
+        self._is_out = True
+        if self._reach.may_block:
+            self._keeper.post(self._submit, *args)
+        else:
+            self._submit(*args)
+
+    def _submit(self, *args: Any) -> None:
+        assert self._reach is not None
         try:
             self._call = self._reach.submit(visit, *args)
         except Exception as error:  # it is shut down, or broken
             self.last = not self._office.pinned
-            self._give_up(error)
+            self._call_on_loop(self._give_up, error)
             return
         self._call.add_done_callback(self._answered)
 
@@ -211,7 +221,7 @@ class RemoteLane(Lane):
             setup = Setup(self._post, self._program, self._journal.entries())
             self._visit(self._asked, setup)
             return
-        self._call = self._asked = None
+        self._is_out = False
         self._is_up = True
         for frame in answer.frames:
             self._hear(frame)

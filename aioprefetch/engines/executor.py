@@ -67,4 +67,7 @@ class ExecutorPool(SharedPool):
         self._executor = executor
 
     def _kind(self, loop: asyncio.AbstractEventLoop) -> Kind:
-        return Executors(lambda _: Reach(self._executor.submit), pinned=False)
+        return Executors(self._reach, pinned=False)
+
+    def _reach(self, number: int) -> Reach:
+        return Reach(self._executor.submit, may_block=True)
