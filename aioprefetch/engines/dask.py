@@ -10,14 +10,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from aioprefetch._config import Staff
+from aioprefetch._errors import WorkerStartError
 from aioprefetch._lane import Kind
 from aioprefetch._remote_lane import Executors, Reach
 from aioprefetch._shared_pool import SharedPool
 from aioprefetch._visit import Ask, Parcelled, Setup, visit
 
+_UNKNOWN = 0  # workers, until the cluster is asked
 _START = 60.0  # seconds for a worker of the cluster to make an actor
 
 
@@ -40,15 +43,14 @@ class DaskPool(SharedPool):
     client
         A ``distributed.Client``, synchronous or asynchronous; it is left open.
     num_proc
-        Workers to use; by default, where the client is synchronous, as many as the cluster has
-        when the pool is made.
+        Workers to use; by default as many as the cluster has when the pool is first opened.
     worker_init_fn, retries, shutdown_timeout
         As `ProcessPool` has them.
 
     Raises
     ------
     TypeError, ValueError
-        An argument that cannot be meant, or a cluster without workers.
+        An argument that cannot be meant.
     """
 
     _ends_calls = False
@@ -64,12 +66,38 @@ class DaskPool(SharedPool):
     ) -> None:
         if not hasattr(client, "scheduler_info"):
             raise TypeError(f"client must be a distributed.Client, not {client!r}")
-        if num_proc is None:
-            num_proc = _size(client)
-        staff = Staff(num_proc, None, worker_init_fn, None)
-        staff.check(least=1, stacklevel=4)
+        staff = Staff(_UNKNOWN if num_proc is None else num_proc, None, worker_init_fn, None)
+        staff.check(least=_UNKNOWN if num_proc is None else 1, stacklevel=4)
         super().__init__(staff, retries, shutdown_timeout)
         self._client = client
+
+    @property
+    def num_proc(self) -> int:
+        """Workers that it uses; known once it has been opened, if it was not given."""
+        if self._staff.num_proc == _UNKNOWN:
+            raise RuntimeError(
+                "how many workers the cluster has is asked when the pool is opened: open it "
+                "first, or give num_proc"
+            )
+        return self._staff.num_proc
+
+    async def start(self) -> None:
+        if self._staff.num_proc == _UNKNOWN:
+            self._staff = replace(self._staff, num_proc=await self._size())
+        await super().start()
+
+    async def _size(self) -> int:
+        """How many workers the cluster has."""
+        asking = asyncio.run_coroutine_threadsafe(
+            self._client.scheduler.identity(n_workers=-1), self._client.loop.asyncio_loop
+        )
+        size = len((await asyncio.wrap_future(asking))["workers"])
+        if size == 0:
+            raise WorkerStartError(
+                "the cluster has no workers yet: wait for them (client.wait_for_workers), or "
+                "give num_proc"
+            )
+        return size
 
     def _kind(self, loop: asyncio.AbstractEventLoop) -> Kind:
         return Executors(_Cluster(self._client).hire, pinned=True)
@@ -107,16 +135,3 @@ class _Cluster:
             Post, workers=[address], allow_other_workers=False, actor=True, pure=False, retries=0
         )
         return await future._result()
-
-
-def _size(client: Any) -> int:
-    """How many workers the cluster has."""
-    if client.asynchronous:
-        raise ValueError("an asynchronous client cannot be asked how many workers: give num_proc")
-    size = len(client.scheduler_info(n_workers=-1)["workers"])
-    if size == 0:
-        raise ValueError(
-            "the cluster has no workers yet: wait for them (client.wait_for_workers), or give "
-            "num_proc"
-        )
-    return size

@@ -96,9 +96,11 @@ async def test_an_asynchronous_client_on_the_same_loop() -> None:
         distributed.LocalCluster(**CLUSTER, asynchronous=True) as cluster,
         distributed.Client(cluster, asynchronous=True) as client,
     ):
-        with pytest.raises(ValueError, match="give num_proc"):
-            DaskPool(client)
-        async with DaskPool(client, num_proc=2) as pool:
+        pool = DaskPool(client)
+        with pytest.raises(RuntimeError, match="give num_proc"):
+            Prefetcher(range(3), pool=pool)
+        async with pool:
+            assert pool.num_proc == 2
             assert await pool.run(add, 1, 2) == 3
             await check_prefetchers(pool, {"map": MAPPED["map"], "shard": STREAMS["shard"]})
 
