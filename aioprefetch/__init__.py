@@ -17,6 +17,7 @@ from ._place import WorkerInfo, rng, worker_info
 from ._shared import SharedList
 
 if _typing.TYPE_CHECKING:
+    from ._batcher import Batcher
     from ._blocking import blocking
     from ._iterators import PrefetchIterator
     from ._prefetcher import Prefetcher
@@ -27,6 +28,7 @@ if _typing.TYPE_CHECKING:
     from .engines.threads import ThreadPool
 
 __all__ = [
+    "Batcher",
     "ExecutorPool",
     "PoolBroken",
     "PrefetchError",
@@ -62,6 +64,7 @@ def _publish(name: str, public: _typing.Any) -> None:
 
 # A worker imports this package too, and none of what only its parent needs.
 _IN_THE_PARENT = {
+    "Batcher": "_batcher",
     "ExecutorPool": "engines.executor",
     "PrefetchIterator": "_iterators",
     "Prefetcher": "_prefetcher",
