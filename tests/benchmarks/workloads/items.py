@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
+from aioprefetch import ProcessPool
 from tests.benchmarks import drive
 from tests.benchmarks.contenders import Contender, Job
 from tests.benchmarks.data import Numbers
@@ -30,20 +30,18 @@ def numbers(contender: Contender, quick: bool) -> Figures:
 
 
 def round_trip(contender: Contender, quick: bool) -> Figures:
-    """One item asked for at a time."""
+    """One call at a time."""
     trip = _executor_trip if contender.module == "executor" else _our_trip
     return {"trip": drive.run(contender, trip(contender, 300 if quick else 2000)) * 1e6}
 
 
 async def _our_trip(contender: Contender, count: int) -> float:
-    opened: Any = contender.open(Job(Numbers(), None, window=1))
-    async with opened as stream:
-        iterator = aiter(stream)
+    async with ProcessPool(2) as pool:
         for _ in range(100):
-            await anext(iterator)
+            await pool.run(int, 1)
         start = time.perf_counter()
         for _ in range(count):
-            await anext(iterator)
+            await pool.run(int, 1)
         return (time.perf_counter() - start) / count
 
 
@@ -91,8 +89,8 @@ WORKLOADS = (
     Workload(
         "round-trip",
         "A round trip",
-        "A window of one, an int an item, one after the other: "
-        "`Prefetcher(..., num_prefetch=1)`, as there is no `pool.run` yet.",
+        "`await pool.run(int, 1)`, one after the other, beside the same call by "
+        "`loop.run_in_executor`.",
         ("ours", "ours-uvloop", "executor"),
         ("ours", "executor"),
         (Metric("trip", "there and back", "µs", "less"),),
