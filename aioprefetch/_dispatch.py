@@ -375,10 +375,10 @@ class Dispatcher:
         if stream is not None and stream not in post.resumed:
             post.resumed.add(stream)
             resume = self._tracks[stream].progress if stream in self._tracks else None
-        if resume is None and not request.lost and not request.singly:
+        if resume is None and not (request.lost or request.singly or request.alone):
             return None
         lost = {position: pack_error(error) for position, error in (request.lost or {}).items()}
-        return Again(lost, request.singly, resume)
+        return Again(lost, request.singly, resume, request.alone)
 
     # Reports
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
+import io
 import pickle
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ._codec import Homeward, dumps_with, plain_dumps
+from ._codec import Homeward
 from ._errors import RemoteError, RemoteTraceback, TaskError, shorten, text_of
+from ._tensors import reducers, tensor_type
 
 _TEXT = 20_000  # characters of a remote traceback that travel
 _MESSAGE = 2_000  # characters of the text of an exception that cannot
@@ -35,7 +38,7 @@ def pack_error(error: BaseException) -> PackedError:
     """Pack a TaskError with its cause, or any other exception; never fails."""
     task_error, original = None, error
     if isinstance(error, TaskError):
-        task_error = (_pickled(error), pickle.dumps(_in_words(error)))
+        task_error = (_pickled(error), _dumps(_in_words(error), pickle.Pickler))
         original = error.__cause__ or RemoteError("")
     return PackedError(
         task_error,
@@ -91,9 +94,29 @@ def _pickled(error: BaseException) -> bytes | None:
 
 def _in_band(value: Any) -> bytes:
     try:
-        return plain_dumps(value)
+        return _dumps(value, pickle.Pickler)
     except BaseException:
-        return dumps_with(Homeward)(value)
+        return _dumps(value, Homeward)
+
+
+def _dumps(value: Any, pickler: Any) -> bytes:
+    """Pickle an error by its own rules.
+
+    Other libraries (tblib, which distributed brings) have every exception of a process pickled
+    with its traceback and all that hangs on it.
+    """
+    table = copyreg.dispatch_table if pickler is pickle.Pickler else pickler.dispatch_table
+    own = {kind: reduce for kind, reduce in table.items() if not _is_exception(kind)}
+    kind = type(
+        pickler.__name__, (pickler,), {"dispatch_table": reducers(own) if tensor_type() else own}
+    )
+    file = io.BytesIO()
+    kind(file, protocol=5).dump(value)
+    return file.getvalue()
+
+
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
 def _shortened(make: Callable[[], str]) -> str:

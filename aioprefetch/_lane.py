@@ -84,6 +84,7 @@ class Lane:
 
     last = False  # whether no other can take its place
     parting = "was killed"  # what becomes of it when it is ended
+    answers_singly = True  # whether what is done is known of each task, not of many at once
     knows_hand = False  # whether it can be told what the worker is at work on
 
     def __init__(

@@ -58,6 +58,7 @@ class Again(NamedTuple):
     lost: dict[int, Any]  # the errors, packed, of items that are given up, by position
     singly: bool  # whether to fetch its items one by one, to find the one at fault
     resume: Progress | None  # where its stream goes on
+    alone: bool = False  # whether it may have been what ended that one, with others beside it
 
 
 # A ticket, a task as a plain tuple, and its keys or items: as a list, where they are plain

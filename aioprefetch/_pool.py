@@ -11,6 +11,7 @@ reaps. A request is settled exactly once: with its outcome, or with its worker's
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.process  # noqa: F401  # its hook at the end has to precede ours
 import itertools
 import os
 import threading

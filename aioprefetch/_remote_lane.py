@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import suppress
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 from . import _codec, _serve
 from ._errors import describe_error
 from ._lane import Lane, LaneEvents
-from ._messages import Cancel, Goodbye, Join, Leave, Release, Settle, Trim
-from ._payload import Store
+from ._messages import Again, Cancel, Goodbye, Join, Leave, Release, Settle, Task, Trim
+from ._payload import Payload, Store
 from ._plain import Copies
 from ._program import Program, Terms
 from ._threads import Helper
@@ -59,6 +60,14 @@ class Journal:
         return [entry for entry in self._entries.values() if entry[0] > since]
 
 
+class _Said(NamedTuple):
+    """A message to be sent."""
+
+    frame: Frame
+    tickets: tuple[int, ...] = ()  # of the tasks in it
+    alone: bool = False  # whether it goes by itself
+
+
 class Executors:
     """Workers behind executors.
 
@@ -95,6 +104,9 @@ class RemoteLane(Lane):
     """One worker, or where any will do, one of the calls that are out at a time."""
 
     parting = "was given up"
+    _alone = False  # of what is being sent
+    _offered: tuple[int, ...] = ()
+    answers_singly = False
 
     def __init__(
         self,
@@ -110,7 +122,8 @@ class RemoteLane(Lane):
         self._key = f"{office.key} {number} {incarnation}" if office.pinned else office.key
         self._journal = Journal() if office.pinned else office.journal
         self._reach: Reach | None = None
-        self._frames: list[Frame] = []  # to be said
+        self._said: deque[_Said] = deque()  # to be said
+        self._tickets: set[int] = set()  # of the tasks that are out
         self._questions: list[int] = []
         self._call: Future[Any] | None = None  # the last
         self._is_out = False  # whether it is
@@ -167,23 +180,44 @@ class RemoteLane(Lane):
     def say_goodbye(self) -> None:
         if not self._ending:
             self._ending = True
-            self._frames = [_codec.message(Goodbye())]  # what is not begun is dropped
-            self._go()
+            self._said.clear()  # what is not begun is dropped
+            self._send(_codec.message(Goodbye()))
+
+    def give(self, orders: list[tuple[int, Task, Payload, Again | None]]) -> None:
+        for order in orders:
+            self._alone = order[3] is not None and order[3].alone
+            self._offered = (order[0],)
+            super().give([order])
+        self._alone, self._offered = False, ()
+
+    def begun(self, ticket: int) -> bool:
+        return ticket in self._tickets
 
     def _send(self, frame: list[Segment]) -> None:
-        self._frames.append(frame)
+        self._said.append(_Said(frame, self._offered, self._alone))
         self._go()
 
     def _go(self) -> None:
         """Say what there is to say, if nothing is being said."""
         if self._is_out or self.dead or self._loop is None:
             return
-        if self._frames or self._questions:
+        if self._said or self._questions:
             since, self._known = self._known, self._journal.version
-            news = self._journal.entries(since)
-            self._asked = Ask(self._key, since, news, self._questions, Parcelled(self._frames))
-            self._frames, self._questions = [], []
+            news, said = self._journal.entries(since), self._next()
+            frames = Parcelled([each.frame for each in said])
+            self._tickets = {ticket for each in said for ticket in each.tickets}
+            self._asked = Ask(self._key, since, news, self._questions, frames)
+            self._questions = []
             self._visit(self._asked)
+
+    def _next(self) -> list[_Said]:
+        """What there is to say, up to what goes by itself."""
+        said: list[_Said] = []
+        while self._said and not (said and self._said[0].alone):
+            said.append(self._said.popleft())
+            if said[-1].alone:
+                break
+        return said
 
     def _visit(self, *args: Any) -> None:
         assert self._reach is not None
@@ -223,9 +257,10 @@ class RemoteLane(Lane):
             return
         self._is_out = False
         self._is_up = True
+        self._tickets.clear()
         for frame in answer.frames:
             self._hear(frame)
-        if self._ending and not self._frames:
+        if self._ending and not self._said:
             self._exited()
         self._go()
 

@@ -19,6 +19,7 @@ class Request:
 
     __slots__ = (
         "_settled",
+        "alone",
         "cancelled",
         "charges",
         "line",
@@ -42,6 +43,7 @@ class Request:
         self.outcome: Outcome | None = None
         self.charges: dict[int, int] | None = None  # deaths, by the position in hand
         self.lost: dict[int, TaskError] | None = None  # items given up, by position
+        self.alone = False  # whether it may share no message with others
         self.singly = False  # whether its items are to be fetched one by one
         self.timeout: float | None = None  # seconds that an item may take
         self.cancelled = False  # nobody waits for it

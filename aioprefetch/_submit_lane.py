@@ -16,6 +16,8 @@ from ._wire import Frame, Segment
 class SubmitLane(ProcessLane):
     """The same where a loop cannot watch descriptors: every message is a call. Slower."""
 
+    largest_chunk = 1  # so that a death can be laid to the first task that is not answered
+
     def _launch(self, post: _serve.Post, shipment: _plain.Copies, store: Store | None) -> None:
         kit = _plain.PlainKit(post, shipment.segments)
         self._process.start(_plain.equip, kit, _plain.open_up)

@@ -48,6 +48,10 @@ def guilty(lane: Lane, held: dict[int, Request]) -> dict[int, list[int]]:
     begun = [ticket for ticket in held if lane.begun(ticket)]
     if not begun:
         return {}
+    if len(begun) > 1 and not lane.answers_singly:  # any of them: next time each is by itself
+        for ticket in begun:
+            held[ticket].alone = True
+        return {}
     return {max(begun) if lane.knows_hand else min(begun): [BATCH]}
 
 

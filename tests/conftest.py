@@ -14,9 +14,14 @@ settings.load_profile("aioprefetch")
 
 # What is called from here is the user's, who may block the loop.
 _USERS = [
-    ("aioprefetch/_program.py", {"call_async"}),
+    ("aioprefetch/_config.py", {"__post_init__"}),  # a constructor, which may look at paths
     ("aioprefetch/_inline.py", {"_hop"}),
+    ("aioprefetch/_iteration.py", {"_opened"}),  # its __setstate__
+    ("aioprefetch/_program.py", {"call_async"}),
+    ("aioprefetch/_reading.py", {"_take_async"}),
     ("aioprefetch/_session.py", {"_here"}),
+    ("aioprefetch/_thread_lane.py", {"run"}),  # a worker's loop
+    ("aioprefetch/_worker.py", {"_first_half", "close"}),
 ]
 _active: list[BlockBuster] = []
 

@@ -19,6 +19,7 @@ from tests.engines.work import (
     STREAMS,
     check_calls,
     check_death,
+    check_poison,
     check_prefetchers,
     check_resume,
 )
@@ -109,6 +110,7 @@ async def test_a_worker_that_is_lost_changes_nothing() -> None:
     with distributed.LocalCluster(**CLUSTER) as cluster, distributed.Client(cluster) as client:
         async with DaskPool(client) as pool:
             await check_death(pool, lambda pid: os.kill(pid, signal.SIGKILL))
+            await check_poison(pool)
 
 
 @one_loop

@@ -17,6 +17,7 @@ from tests.engines.work import (
     STREAMS,
     check_calls,
     check_death,
+    check_poison,
     check_prefetchers,
     check_resume,
 )
@@ -85,6 +86,7 @@ async def test_what_cannot_be_loaded_fails_alone() -> None:
 async def test_an_actor_that_is_lost_changes_nothing() -> None:
     async with RayPool(2) as pool:
         await check_death(pool, lambda pid: os.kill(pid, signal.SIGKILL))
+        await check_poison(pool)
 
 
 @one_loop

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aioprefetch import Prefetcher, TaskError
+from aioprefetch import Prefetcher, TaskError, WorkerDied
 from aioprefetch._shared_pool import SharedPool
 from tests import callees, datasets, faulty
 from tests.callees import Slow, add, add_later
@@ -100,3 +100,19 @@ async def check_death(pool: SharedPool, kill: Callable[[int], None]) -> None:
     assert made == list(range(200))
     assert read == expected
     assert await pool.run(add, 1, 2) == 3
+
+
+async def check_poison(pool: SharedPool) -> None:
+    """What ends a worker is found among what it had been given, and fails alone."""
+    p = Prefetcher(faulty.Map(20, faulty.Die("exit 3")), pool=pool, retries=1, num_prefetch=20)
+    made: list[Any] = []
+    async with p:
+        it = aiter(p)
+        while True:
+            try:
+                made.append(await anext(it))
+            except WorkerDied as error:
+                made.append(error.indices)
+            except StopAsyncIteration:
+                break
+    assert made == [(faulty.BAD,) if n == faulty.BAD else n for n in range(20)]

@@ -282,7 +282,7 @@ async def test_a_death_changes_no_stream() -> None:
 
 async def test_a_poisoned_item_fails_its_own_prefetcher_alone() -> None:
     async with ProcessPool(1) as pool:
-        bad = Prefetcher(faulty.Map(9, faulty.Die("exit")), pool=pool, retries=0, on_error="skip")
+        bad = Prefetcher(faulty.Map(9, faulty.Die("exit 3")), pool=pool, retries=0, on_error="skip")
         good = Prefetcher(range(100), pool=pool)
         ok, rest = await asyncio.gather(collect(good), collect(bad))
         assert ok == list(range(100))
