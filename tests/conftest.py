@@ -46,8 +46,41 @@ def nothing_of_ours_blocks_a_loop() -> Iterator[BlockBuster]:
         _active.clear()
 
 
+_LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--loop",
+        choices=list(_LOOPS),
+        help="run the tests that are for both event loops on this one alone",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--loop") is None:
+        return
+    loop = _LOOPS[config.getoption("--loop")]
+    dropped = [item for item in items if _is_for_both(item) and _loop_of(item) is not loop]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in set(dropped)]
+
+
+def _loop_of(item: pytest.Item) -> object:
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return params.get("_asyncio_loop_factory")
+
+
+def _is_for_both(item: pytest.Item) -> bool:
+    marked = item.get_closest_marker("asyncio")
+    return _loop_of(item) is not None and marked is not None and not marked.kwargs
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run every async test once on each event loop."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return _LOOPS
