@@ -128,7 +128,6 @@ class Result:
     table: list[Measured] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # settings, and why
     ceiling: float | None = None  # items a second of the consumer alone
-    trace: dict[str, Any] | None = None
     elapsed: float = 0.0
     interrupted: bool = False
 
@@ -310,7 +309,8 @@ class Bench:
                     f"no batches came within {limit:.3g} s: give more time with --seconds, or "
                     "see with doctor what the dataset needs"
                 ) from None
-            self.result.left_out[str(row.choice)] = "no batches came in the time that was left"
+            if not row.samples:
+                self.result.left_out[str(row.choice)] = "no batches came in the time that was left"
         else:
             row.samples.append(sample)
             row.stats = stats

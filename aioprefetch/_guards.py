@@ -15,15 +15,25 @@ GUARD_HINT = (
 )
 
 
-def check_descriptors(num_proc: int) -> None:
-    """Fail before the first worker, not at the one that meets the limit."""
+def descriptors_needed(num_proc: int) -> int:
+    """File descriptors that a process with so many workers may come to have."""
+    return 16 * num_proc + 64
+
+
+def descriptor_limit() -> int | None:
+    """File descriptors that this process may have; None where that is not limited."""
     try:
         import resource
     except ImportError:  # Windows
-        return
+        return None
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 16 * num_proc + 64
-    if limit != resource.RLIM_INFINITY and limit < needed:
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_descriptors(num_proc: int) -> None:
+    """Fail before the first worker, not at the one that meets the limit."""
+    limit, needed = descriptor_limit(), descriptors_needed(num_proc)
+    if limit is not None and limit < needed:
         raise WorkerStartError(
             f"{num_proc} workers need up to {needed} file descriptors and this process may have "
             f"{limit}: raise it (ulimit -n {needed}) or lower num_proc"

@@ -126,6 +126,12 @@ def total() -> int | None:
     return min(known, default=None)
 
 
+def group_limited() -> bool:
+    """Whether the control group allows less than the machine has."""
+    group, machine = _group_limit(), _meminfo("MemTotal:")
+    return group is not None and (machine is None or group < machine)
+
+
 def refuse_to_exhaust(nbytes: int) -> None:
     """Raise before memory runs out: a container's answer to that is no exception.
 

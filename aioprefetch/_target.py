@@ -51,7 +51,9 @@ def load(name: str) -> Target:
 def _attribute(name: str) -> Any:
     module, colon, path = name.partition(":")
     if not (module and colon and path):
-        raise Unusable(f"{name!r} is not MODULE:OBJECT: write train:dataset for `dataset` in train.py")
+        raise Unusable(
+            f"{name!r} is not MODULE:OBJECT: write train:dataset for `dataset` in train.py"
+        )
     value: Any = _import(module)
     for part in path.split("."):
         try:
