@@ -17,25 +17,29 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 
 if TYPE_CHECKING:
-    from ._bench import Result, Wishes
+    from ._sweep import Result, Wishes
     from ._target import Target
 
 _INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 _MAIN = """\
 examples:
-  python -m aioprefetch doctor                    is this machine fit for it?
-  python -m aioprefetch doctor train:dataset      and does this dataset travel to workers?
-  python -m aioprefetch bench train:dataset       which num_proc, batch_size, num_prefetch?
+  python -m aioprefetch doctor                is this machine fit for it?
+  python -m aioprefetch doctor train:dataset  does this dataset travel to workers?
+  python -m aioprefetch bench train:dataset   which num_proc, batch_size, …?
 
 `train:dataset` is the object `dataset` of train.py in the current directory.
+`COMMAND --help` says more.
 """
 
 _BENCH = """\
-Measure your own dataset: how many items a second come with how many workers, and which setting to
-take. MODULE:OBJECT is a dataset, a function without arguments that makes one, or a Prefetcher, whose
-other arguments are kept. One argument is swept after the other; the settings of a sweep are measured
-in turns, and compared by their medians. Recommended is the smallest setting within 5% of the best.
+Measure your own dataset: how many items a second come under which setting, and
+which setting to take.
+
+MODULE:OBJECT is a dataset, a function without arguments that makes one, or a
+Prefetcher, whose other arguments are kept. One argument is swept after another.
+The settings of a sweep are measured in turns and compared by their medians.
+Recommended is the smallest setting within 5% of the best.
 """
 
 _BENCH_EXAMPLES = """\
@@ -43,19 +47,21 @@ examples:
   python -m aioprefetch bench train:dataset
   python -m aioprefetch bench train:dataset --consumer-ms 20 --batch-size 64
         beside a training step of 20 ms: how few workers keep up with it?
-  python -m aioprefetch bench train:make --batch-size 32,64,128 --num-proc 0,1,2,4
-  python -m aioprefetch bench train:prefetcher --seconds 120 --json run.json --html run.html
+  python -m aioprefetch bench train:make --batch-size 32,64 --num-proc 0,1,2,4
+  python -m aioprefetch bench train:prefetcher --json run.json --html run.html
 
-Nothing of the dataset is changed, and Ctrl-C ends it with what was measured so far. Run it while the
-machine does what it will do beside the loader: other load is part of the answer.
-exit status: 0; 2 if the dataset cannot be read; 130 after Ctrl-C.
+Ctrl-C ends it with what was measured so far. Other load on the machine is part
+of the answer: run it while that does what it will do beside the loader.
+
+exit status: 0; 2 if the dataset cannot be read; 130 after Ctrl-C
 """
 
 _DOCTOR = """\
-Check this machine, and a dataset if one is named: whether it can be sent to workers, or which part of
-it cannot, and how large it is; start methods, shared memory, limits of memory, CPUs and file
-descriptors, threads of BLAS, what makes a fork unsafe. Each finding is ok, a note, a WARNING or a
-PROBLEM, and says the way out.
+Check this machine, and a dataset if one is named: whether it can be sent to
+workers, or which part of it cannot, and how large it is; start methods, shared
+memory, limits of memory, CPUs and file descriptors, threads of BLAS, and what
+makes a fork unsafe. Each finding is ok, a note, a WARNING or a PROBLEM, and
+says the way out.
 """
 
 _DOCTOR_EXAMPLES = """\
@@ -64,8 +70,9 @@ examples:
   python -m aioprefetch doctor train:dataset
   python -m aioprefetch doctor train:prefetcher --json findings.json
 
-The module is imported, and nothing is read from the dataset.
-exit status: 0; 1 if there is a problem; 2 if the dataset cannot be imported.
+The module is imported; nothing is read from the dataset.
+
+exit status: 0; 1 if there is a problem; 2 if the dataset cannot be imported
 """
 
 
@@ -233,7 +240,7 @@ def _writable(text: str) -> str:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from . import _summary
-    from ._bench import Wishes
+    from ._sweep import Wishes
     from ._target import load
 
     wishes = Wishes(

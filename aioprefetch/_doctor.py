@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from . import __version__, _codec, _guards, _memory
-from ._bench import usable_cpus
 from ._config import Config, default_start_method
 from ._errors import SerializationError
 from ._stats import size
+from ._sweep import usable_cpus
 from ._target import Target
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -237,7 +237,7 @@ def _descriptors(config: Config | None) -> Iterator[Finding]:
 def descriptor_finding(limit: int, workers: int, *, asked: bool) -> Finding:
     """Whether so many file descriptors are enough for so many workers."""
     needed = _guards.descriptors_needed(workers)
-    found = f"{limit} allowed; {workers} workers need up to {needed}"
+    found = f"{limit} allowed; num_proc={workers} needs up to {needed}"
     if limit >= needed:
         return Finding("ok", "file descriptors", found)
     return Finding(

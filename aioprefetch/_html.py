@@ -31,7 +31,8 @@ h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5r
 .plots { display: flex; flex-wrap: wrap; gap: 1rem 2rem; }
 .plots figure { flex: 1 1 400px; } figure { margin: 0; }
 figcaption { font-weight: 600; margin-bottom: .2rem; } svg { width: 100%; height: auto; }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; stroke: var(--page);
+  stroke-width: 3px; paint-order: stroke; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 500; } tr.taken td { color: var(--good); font-weight: 600; }
@@ -81,7 +82,7 @@ def _body(report: dict[str, Any], events: Sequence[dict[str, Any]]) -> Iterator[
     yield '<div class="plots">'
     yield _figure(f"Throughput, {report['unit']} a second", _throughput(rows, report["ceiling"]))
     yield _figure("Time that the consumer waited", _waiting(rows))
-    yield "</div>"
+    yield "</div><p class=soft>Medians; a vertical line spans the measurements of a setting.</p>"
     yield f"<h2>All settings</h2>{_table(report)}"
     bars = second_of(events)
     if bars:
@@ -121,7 +122,8 @@ def _table(report: dict[str, Any]) -> str:
         is_taken = {n: row[n] for n in names if row[n] is not None} == taken
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row))
         lines.append(f"<tr{' class=taken' if is_taken else ''}>{cells}</tr>")
-    return f"<div class=scroll><table><tr>{'</tr>'.join(lines[:1])}</tr>{''.join(lines[1:])}</table></div>"
+    body = "".join(lines[1:])
+    return f"<div class=scroll><table><tr>{lines[0]}</tr>{body}</table></div>"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -256,11 +258,12 @@ def second_of(events: Sequence[dict[str, Any]]) -> list[Bar]:
         return []
     end = max(consumer)
     begin = max(end - 1000.0, min(bar.began for bar in bars if bar.row == "consumer"))
-    return [
+    cut = [
         bar._replace(began=max(bar.began, begin) - begin, ended=min(bar.ended, end) - begin)
         for bar in bars
         if bar.began < end and bar.ended > begin
     ]
+    return joined(cut, (end - begin) * _VISIBLE / _LONG)
 
 
 def _bars(events: Sequence[dict[str, Any]]) -> Iterator[Bar]:
@@ -295,13 +298,13 @@ def timeline(bars: Sequence[Bar]) -> str:
     """The spans, a row for each part."""
     rows = sorted({bar.row for bar in bars}, key=_rank)
     last = max(bar.ended for bar in bars)
-    scale = (_LONG - _MARGIN - 10) / last
+    scale = (_LONG - _MARGIN - 10) / last  # px a millisecond
     height = len(rows) * _ROW + 30
     parts = [
         f'<text x="{_MARGIN - 8}" y="{n * _ROW + 17}" text-anchor="end">{escape(row)}</text>'
         for n, row in enumerate(rows)
     ]
-    for bar in joined(bars, _VISIBLE / scale):
+    for bar in bars:
         x, wide = _MARGIN + bar.began * scale, (bar.ended - bar.began) * scale
         parts.append(
             f'<rect x="{x:.2f}" y="{rows.index(bar.row) * _ROW + 3}" width="{wide:.2f}" '
@@ -312,7 +315,7 @@ def timeline(bars: Sequence[Bar]) -> str:
         parts.append(
             f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{n / 5 * last:.0f} ms</text>'
         )
-    return _svg(_LONG + 10, height, parts)
+    return _svg(_LONG + 20, height, parts)
 
 
 def _rank(row: str) -> tuple[int, int]:

@@ -6,9 +6,10 @@ import platform
 from typing import Any
 
 from . import __version__
-from ._bench import CLOSE, Measured, Result, recommend, usable_cpus
 from ._stats import seconds
+from ._sweep import CLOSE, Measured, Result, recommend, usable_cpus
 
+_UNSTEADY = 0.3  # of the median, between the quarters of the measurements
 _HEADS = ("num_proc", "batch_size", "num_prefetch", "start method", "rate", "waited", "verdict")
 
 
@@ -55,16 +56,12 @@ def why(result: Result) -> list[str]:
     """Reasons for the recommendation, in sentences."""
     take, best = recommend(result.measured)
     rate = f"{number(take.rate)} {result.unit}/s"
-    if take is best:
-        reasons = [
-            f"It is the fastest that was measured, {rate}, and no smaller one is within "
-            f"{CLOSE:.0%} of it."
-        ]
-    else:
-        reasons = [
-            f"It is the smallest setting within {CLOSE:.0%} of the fastest: {rate}, and "
-            f"{number(best.rate)} {result.unit}/s with {best.choice}."
-        ]
+    fastest = f"{number(best.rate)} {result.unit}/s with {best.choice}"
+    reasons = [
+        f"It is the fastest, {rate}, and no smaller setting is within {CLOSE:.0%} of it."
+        if take is best
+        else f"It is the smallest setting within {CLOSE:.0%} of the fastest: {rate}, and {fastest}."
+    ]
     if result.ceiling:
         reasons.append(
             f"The consumer by itself takes {number(result.ceiling)} {result.unit}/s: "
@@ -76,6 +73,11 @@ def why(result: Result) -> list[str]:
     )
     if len(take.samples) < 3:
         reasons.append("Few measurements had time: --seconds gives them more.")
+    elif take.spread > _UNSTEADY:
+        reasons.append(
+            f"Measurements of it lie {take.spread:.0%} of their median apart: other load on the "
+            "machine makes this a rough answer."
+        )
     return reasons
 
 
