@@ -175,8 +175,8 @@ class Bench:
         return min(choice.batch_size or 1, self._length or choice.batch_size or 1)
 
     async def _finish(self) -> None:
-        self._tell(self._budget.used, "replaying a cached batch")
         if self._wishes.consumer:
+            self._tell(self._budget.used, "replaying a cached batch")
             self.result.ceiling = await self._replay()
         if self._traced:
             self._tell(self._budget.used, "recording a timeline")

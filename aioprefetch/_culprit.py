@@ -25,7 +25,7 @@ def explain(value: Any, name: str) -> str:
     return (
         f"{where} cannot be pickled: {type(part).__name__} {shorten(part)} "
         f"({why}). Create it in the worker instead (on "
-        " first use, in worker_init_fn, or from a function given as the source), "
+        "first use, in worker_init_fn, or from a function given as the source), "
         "or leave it out with __getstate__."
     )
 

@@ -68,9 +68,11 @@ def why(result: Result) -> list[str]:
             f"this is {min(1.0, take.rate / result.ceiling):.0%} of it."
         )
     reasons.append(
-        f"The consumer waited {take.wait_share:.0%} of the time. Verdict: "
-        f"{take.stats.bottleneck}. {take.stats.advice}"
+        f"The consumer waited {take.wait_share:.0%} of the time."
+        if result.wishes.consumer
+        else "A consumer that does nothing only waits; --consumer-ms gives it a step to do."
     )
+    reasons.append(f"Verdict: {take.stats.bottleneck}. {take.stats.advice}")
     if len(take.samples) < 3:
         reasons.append("Few measurements had time: --seconds gives them more.")
     elif take.spread > _UNSTEADY:
