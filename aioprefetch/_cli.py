@@ -25,7 +25,7 @@ _INTERRUPTED = 130  # as shells have it for Ctrl-C
 _MAIN = """\
 examples:
   python -m aioprefetch doctor                is this machine fit for it?
-  python -m aioprefetch doctor train:dataset  does this dataset travel to workers?
+  python -m aioprefetch doctor train:dataset  can this dataset go to workers?
   python -m aioprefetch bench train:dataset   which num_proc, batch_size, …?
 
 `train:dataset` is the object `dataset` of train.py in the current directory.
