@@ -56,7 +56,7 @@ def why(result: Result) -> list[str]:
     """Reasons for the recommendation, in sentences."""
     take, best = recommend(result.measured)
     rate = f"{number(take.rate)} {result.unit}/s"
-    fastest = f"{number(best.rate)} {result.unit}/s with {best.choice}"
+    fastest = f"{number(best.rate)} {result.unit}/s with {best.setting}"
     reasons = [
         f"It is the fastest, {rate}, and no smaller setting is within {CLOSE:.0%} of it."
         if take is best

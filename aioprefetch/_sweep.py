@@ -78,6 +78,11 @@ class Measured:
         return statistics.median(sample[column] for sample in self.samples)
 
     @property
+    def setting(self) -> Choice:
+        """The choice, with the window that came of it."""
+        return replace(self.choice, num_prefetch=self.stats.setting.num_prefetch)
+
+    @property
     def size(self) -> tuple[float, ...]:
         """What a setting costs, the dearest first: workers, what they hold, the start."""
         batch = self.choice.batch_size or 1
