@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.datasets import (
     Noted,
     NotedFlow,
     Numbers,
+    double,
 )
 from tests.helpers import collect, until
 
@@ -248,3 +250,23 @@ async def test_ready_batches_let_other_tasks_run(num_proc: int, journal: Journal
             assert await anext(batches) == item
         task.cancel()
         assert turns > before + 2
+
+
+@pytest.mark.parametrize("num_proc", [0, 1])
+async def test_a_queue_is_read_no_faster_than_the_window_drains(num_proc: int) -> None:
+    queue: asyncio.Queue[int | None] = asyncio.Queue()
+    for number in [*range(100), None]:
+        queue.put_nowait(number)
+
+    async def messages() -> AsyncIterator[int]:  # of a broker, or a websocket
+        while (message := await queue.get()) is not None:
+            yield message
+
+    p = Prefetcher(messages, map_fn=double, num_proc=num_proc, num_prefetch=4)
+    async with p:
+        it = aiter(p)
+        for count in range(1, 20):
+            assert await anext(it) == 2 * (count - 1)
+            await asyncio.sleep(0.01)
+            assert 101 - queue.qsize() <= count + 4, "what was delivered, and the window"
+        assert [item async for item in it] == [2 * number for number in range(19, 100)]
