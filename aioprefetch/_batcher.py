@@ -3,19 +3,21 @@
     batcher(item) ──> waiting ──when full, or the oldest has waited──> running ──> each its own
                                                                                   answer
 
-Items gather while a batch runs, so that under load batches are as large as they may be, and
-without it no item waits longer than the time-out.
+Items gather while as many batches run as may, so that under load batches are as large as they
+may be, and without it no item waits longer than the time-out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
+import inspect
 import weakref
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from ._config import check_number, check_seconds
 from ._shared_pool import SharedPool
@@ -26,13 +28,47 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+_Batch = Sequence[tuple[asyncio.Future[Any], Any]]
+
+
+class _Waiting(NamedTuple):
+    item: Any
+    due: float  # the loop's time at which it has waited long enough
+
+
+class _Asker:
+    """How the function is called. It does not know the batcher, which may be dropped."""
+
+    def __init__(self, fn: Callable[[list[Any]], Any], pool: SharedPool | None) -> None:
+        self._fn = fn
+        self._pool = pool
+        self._helper: Helper | None = None
+
+    async def __call__(self, items: list[Any]) -> Any:
+        if self._pool is not None:
+            return await self._pool.run(self._fn, items)
+        if is_async_function(self._fn):
+            return await self._fn(items)
+        if self._helper is None:
+            self._helper = Helper("aioprefetch-batcher")
+        answers = await self._helper.call(self._fn, items)
+        return await answers if inspect.isawaitable(answers) else answers
+
+    def stop(self) -> None:
+        if self._helper is not None:
+            self._helper.stop()
+
+
 class Batcher(Generic[Item, Answer]):
     """Answers callers one by one, and asks a function for many at once.
 
-    ``await batcher(item)`` gives what ``fn`` has at that item's place. Batches run one after
-    another; a batch begins when ``batch_size`` items wait, or the oldest has waited for
-    ``batch_timeout``, and none is running. A caller that is cancelled before its batch has begun
-    is left out of it.
+    ``await batcher(item)`` gives what ``fn`` has at that item's place. A batch begins when
+    ``batch_size`` items wait, or the oldest has waited for ``batch_timeout``, and fewer than
+    ``concurrency`` batches run. A caller that is cancelled before its batch has begun is left out
+    of it; one that is cancelled later loses its own answer alone.
+
+    It may be used without being opened. ``async with`` and `aclose` answer those who wait, and
+    then refuse more. It belongs to the event loop that uses it first.
 
     Parameters
     ----------
@@ -43,7 +79,9 @@ class Batcher(Generic[Item, Answer]):
     batch_size
         Items a batch, at most.
     batch_timeout
-        Seconds that an item waits for others, at most, while no batch runs.
+        Seconds that an item waits for others, at most, while a batch may begin.
+    concurrency
+        Batches that may run at once. More than 1 needs an async ``fn`` or a pool.
     pool
         An open pool whose workers run ``fn``.
 
@@ -55,11 +93,14 @@ class Batcher(Generic[Item, Answer]):
 
     def __init__(
         self,
-        fn: Callable[[list[Item]], Sequence[Answer | BaseException]]
-        | Callable[[list[Item]], Awaitable[Sequence[Answer | BaseException]]],
+        fn: Callable[
+            [list[Item]],
+            Collection[Answer | BaseException] | Awaitable[Collection[Answer | BaseException]],
+        ],
         *,
         batch_size: int = 32,
         batch_timeout: float = 0.005,
+        concurrency: int = 1,
         pool: SharedPool | None = None,
     ) -> None:
         if not callable(fn):
@@ -68,16 +109,25 @@ class Batcher(Generic[Item, Answer]):
             raise TypeError(f"pool must be a pool of this package, or None, not {pool!r}")
         check_number("batch_size", batch_size, 1)
         check_seconds("batch_timeout", batch_timeout)
-        self._fn: Any = fn
+        check_number("concurrency", concurrency, 1)
+        if concurrency > 1 and pool is None and not is_async_function(fn):
+            raise ValueError(
+                f"concurrency={concurrency} needs an async fn or a pool: one that is neither "
+                "runs on one thread, batch after batch"
+            )
         self._batch_size = batch_size
         self._batch_timeout = batch_timeout
-        self._pool = pool
+        self._concurrency = concurrency
+        self._asker = _Asker(fn, pool)
+        # Batches begin in the middle of whichever call fills them, and are not that caller's.
+        self._context = contextvars.copy_context()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._helper: Helper | None = None
-        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
-        self._running: asyncio.Task[None] | None = None
+        self._waiting: OrderedDict[asyncio.Future[Answer], _Waiting] = OrderedDict()
+        self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._finalizer = weakref.finalize(self, self._asker.stop)
+        self._finalizer.atexit = False
 
     async def __call__(self, item: Item) -> Answer:
         """The answer to one item.
@@ -86,105 +136,84 @@ class Batcher(Generic[Item, Answer]):
         ------
         Exception
             What ``fn`` raised, or gave in this item's place.
+        TypeError, ValueError
+            ``fn`` did not return a list of as many answers as it was given items.
         RuntimeError
             The batcher is closed, or belongs to another event loop.
         """
-        loop = self._check_loop()
+        loop = self._on_its_loop()
         if self._closed:
             raise RuntimeError("the Batcher is closed, and takes no more items")
         answer: asyncio.Future[Answer] = loop.create_future()
-        self._waiting.append((item, answer))
-        if len(self._waiting) >= self._batch_size:
-            self._begin()
-        elif self._timer is None and self._running is None:
-            self._timer = loop.call_later(self._batch_timeout, self._begin)
-        return await answer
+        self._waiting[answer] = _Waiting(item, loop.time() + self._batch_timeout)
+        if len(self._waiting) in (1, self._batch_size):
+            self._arrange()
+        try:
+            return await answer
+        finally:
+            answer.cancel()  # nobody waits, should the coroutine have been closed
+            self._waiting.pop(answer, None)
+            del answer  # an error knows this frame: it must not lead from there to itself
 
-    def _check_loop(self) -> asyncio.AbstractEventLoop:
+    def _on_its_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError("a Batcher belongs to the event loop that used it first")
+            raise RuntimeError(
+                "a Batcher belongs to the event loop that used it first: make one for each loop"
+            )
         return loop
 
-    def _begin(self) -> None:
-        """Begin a batch of what waits, unless one is running."""
+    def _arrange(self, now: float = 0.0) -> None:
+        """Begin what is full or due by ``now``, and come back when the next will be.
+
+        While something waits and a batch may begin there is a timer, set for the oldest or for
+        one that has gone.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running is not None:
-            return
-        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
-        while self._waiting and len(batch) < self._batch_size:
-            item, answer = self._waiting.popleft()
-            if not answer.done():  # its caller has not gone
-                batch.append((item, answer))
-        if batch:
-            assert self._loop is not None
-            self._running = self._loop.create_task(self._run(batch))
-            self._running.add_done_callback(self._ended)
-
-    def _ended(self, _: asyncio.Task[None]) -> None:
-        self._running = None
-        if self._waiting:  # they have waited as long as a batch took
+        while self._waiting and len(self._running) < self._concurrency:
+            due = next(iter(self._waiting.values())).due
+            if due > now and len(self._waiting) < self._batch_size and not self._closed:
+                assert self._loop is not None
+                # It is told that time: the loop's clock may be a little behind its timers.
+                self._timer = self._loop.call_at(due, self._arrange, due)
+                break
             self._begin()
 
-    async def _run(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
-        items = [item for item, _ in batch]
-        try:
-            answers = self._checked(await self._ask(items), items)
-        except BaseException as error:
-            _fail([answer for _, answer in batch], error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        for (_, waiting), answer in zip(batch, answers, strict=True):
-            if waiting.done():
-                continue
-            if isinstance(answer, BaseException):
-                waiting.set_exception(_raisable(answer))
-            else:
-                waiting.set_result(answer)
+    def _begin(self) -> None:
+        batch: list[tuple[asyncio.Future[Any], Any]] = []
+        while self._waiting and len(batch) < self._batch_size:
+            answer, waiting = self._waiting.popitem(last=False)
+            batch.append((answer, waiting.item))
+        assert self._loop is not None
+        task = self._loop.create_task(_run(self._asker, batch), context=self._context.copy())
+        self._running.add(task)
+        task.add_done_callback(self._ended)
 
-    async def _ask(self, items: list[Item]) -> Any:
-        if self._pool is not None:
-            return await self._pool.run(self._fn, items)
-        if is_async_function(self._fn):
-            return await self._fn(items)
-        if self._helper is None:
-            self._helper = Helper("aioprefetch-batcher")
-            weakref.finalize(self, self._helper.stop).atexit = False
-        return await self._helper.call(self._fn, items)
-
-    @staticmethod
-    def _checked(answers: Any, items: list[Item]) -> Sequence[Answer | BaseException]:
-        try:
-            count = len(answers)
-        except TypeError:
-            raise TypeError(
-                f"fn must return a list of as many answers as items, not {type(answers).__name__}"
-            ) from None
-        if count != len(items):
-            raise ValueError(
-                f"fn gave {count} answers to {len(items)} items: give exactly one for each, in "
-                "their order"
-            )
-        return cast(Sequence[Answer | BaseException], answers)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # its callers have it
+        assert self._loop is not None
+        self._arrange(self._loop.time())
 
     async def aclose(self) -> None:
-        """Answer those who wait, and take no more items; it takes as long as ``fn`` does."""
-        self._check_loop()
+        """Answer those who wait, and take no more items.
+
+        Cancelling it ends the wait alone: batches go on, and their callers are answered.
+        """
+        self._on_its_loop()
         self._closed = True
-        self._begin()
-        while self._running is not None:
-            await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # the next begins when the last has been let go of
-        if self._helper is not None:
-            self._helper.stop()
+        self._arrange()
+        while self._running:
+            await asyncio.wait(self._running)
+        self._finalizer()
 
     async def __aenter__(self) -> Self:
-        self._check_loop()
+        self._on_its_loop()
         return self
 
     async def __aexit__(
@@ -196,31 +225,60 @@ class Batcher(Generic[Item, Answer]):
         await self.aclose()
 
 
-def _fail(answers: list[asyncio.Future[Any]], error: BaseException) -> None:
-    """Give all callers the error, each one of its own: a traceback grows where it is raised."""
-    for answer in answers:
-        if not answer.done():
-            answer.set_exception(_raisable(_copied(error)))
+async def _run(ask: _Asker, batch: _Batch) -> None:
+    """Ask for the answers to a batch, and give each caller its own."""
+    answers: list[Any] = []
+    try:
+        answers = _checked(await ask([item for _, item in batch]), len(batch))
+    except BaseException as error:
+        answers = [error] * len(batch)
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        for (waiting, _), answer in zip(batch, answers, strict=True):
+            _settle(waiting, answer)
+        del batch, answers, waiting, answer  # an error knows this frame too
 
 
-def _copied(error: BaseException) -> BaseException:
+def _checked(answers: Any, count: int) -> list[Any]:
+    if isinstance(answers, (str, bytes, Mapping, Set)) or not hasattr(answers, "__len__"):
+        kind = type(answers).__name__
+        raise TypeError(f"fn must return a list of as many answers as items, not {kind}")
+    if len(answers) != count:
+        raise ValueError(
+            f"fn gave {len(answers)} answers to {count} items: give exactly one for each, in "
+            "their order"
+        )
+    return list(answers)
+
+
+def _settle(waiting: asyncio.Future[Any], answer: Any) -> None:
+    if waiting.done():  # its caller has gone
+        return
+    if isinstance(answer, BaseException):
+        waiting.set_exception(_own(answer))
+    else:
+        waiting.set_result(answer)
+
+
+def _own(error: BaseException) -> BaseException:
+    """An exception for one caller: whoever shares one shares what others add to it."""
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+        told = RuntimeError(f"fn raised {type(error).__name__}")  # which means something else here
+        told.__cause__ = error
+        return told
     try:
         other = copy.copy(error)
     except Exception:  # what cannot be copied is shared
         return error
-    if type(other) is not type(error):
-        return error
+    return _alike(other, error) if type(other) is type(error) else error
+
+
+def _alike(other: Exception, error: Exception) -> Exception:
+    """Give a copy what a copy leaves out, or what its ``__init__`` has made of it."""
+    other.args = error.args
     other.__cause__, other.__context__ = error.__cause__, error.__context__
     other.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        other.__notes__ = list(error.__notes__)
     return other.with_traceback(error.__traceback__)
-
-
-def _raisable(error: BaseException) -> BaseException:
-    """The error, or what says it in words where it would be mistaken for another thing."""
-    if isinstance(error, (Exception, KeyboardInterrupt, SystemExit)) and not isinstance(
-        error, StopIteration
-    ):
-        return error
-    told = RuntimeError(f"fn raised {type(error).__name__}")
-    told.__cause__ = error
-    return told
