@@ -32,13 +32,15 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from threadpoolctl import threadpool_limits
 
 from aioprefetch import Batcher, ProcessPool, TaskTimeout, WorkerDied
 from aioprefetch.prometheus import PrefetchCollector
 
 LARGEST = 16 << 20  # bytes of an image
 PATIENCE = 10.0  # seconds that one image may take a worker
-SIDE = 8  # pixels of the model's images
+SIDE = 224  # pixels of the model's images
+PATCHES = 8  # that the model divides each side into
 
 
 # In the workers
@@ -56,18 +58,19 @@ class BadImage(Exception):
 
 
 def prepare(body: bytes) -> Prepared:
-    """Decode an image and make it as small as the model's."""
+    """Decode an image and give it the size and the scale of the model's."""
     try:
         with Image.open(io.BytesIO(body), formats=["PNG", "JPEG"]) as image:
-            small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+            sized = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow raises many kinds, for bytes that anybody may send
         raise BadImage(f"no PNG or JPEG that can be read: {error}") from None
-    return Prepared(np.asarray(small, np.float32).ravel() / 255, zlib.crc32(body))
+    pixels = np.multiply(np.asarray(sized), 1 / 255, dtype=np.float32)
+    return Prepared(pixels, zlib.crc32(body))
 
 
-def draw(pixels: np.ndarray, side: int = 64) -> bytes:
-    """A PNG of an image of the digits dataset (values from 0 to 16)."""
-    image = Image.fromarray((pixels.reshape(SIDE, SIDE) * 255 / 16).astype(np.uint8))
+def draw(digit: np.ndarray, side: int = 64) -> bytes:
+    """A PNG of an image of the digits dataset (8 by 8 values from 0 to 16)."""
+    image = Image.fromarray((digit * 255 / 16).astype(np.uint8))
     file = io.BytesIO()
     image.resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
     return file.getvalue()
@@ -75,21 +78,30 @@ def draw(pixels: np.ndarray, side: int = 64) -> bytes:
 
 def warm_up(_: int = 0) -> None:
     """Have a worker import what it needs before the first request comes."""
-    prepare(draw(np.zeros(SIDE * SIDE)))
+    prepare(draw(np.zeros((8, 8))))
 
 
 # In the server's process
 
 
 class Model:
-    """Tells digits, trained on scikit-learn's when it is made."""
+    """Tells digits: means of patches, and a regression on scikit-learn's digits.
+
+    It is trained when it is made, in less than a second.
+    """
 
     def __init__(self) -> None:
+        threadpool_limits(1)  # the workers have the other cores
         digits = load_digits()
         self._classifier = LogisticRegression(max_iter=200).fit(digits.data / 16, digits.target)
+        width = SIDE // PATCHES
+        means = np.repeat(np.eye(PATCHES, dtype=np.float32), width, axis=0) / width
+        self._across = np.repeat(means, 3, axis=0) / 3  # of pixels and of their three colours
+        self._down = means.T.copy()
 
     def __call__(self, images: list[np.ndarray]) -> list[int]:
-        return self._classifier.predict(np.stack(images)).tolist()
+        patches = [self._down @ (image.reshape(SIDE, -1) @ self._across) for image in images]
+        return self._classifier.predict(np.reshape(patches, (len(images), -1))).tolist()
 
 
 class Metrics:
@@ -97,9 +109,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "requests", "Images answered.", ["status"], registry=self.registry
-        )
+        self._requests = Counter("requests", "Images answered.", ["status"], registry=self.registry)
         self._errors = Counter("errors", "Images refused.", registry=self.registry)
         self._seconds: deque[float] = deque(maxlen=2000)
         gauge = Gauge("request_seconds", "Of late.", ["quantile"], registry=self.registry)
@@ -215,9 +225,7 @@ def create_app(preparing: Preparing) -> Starlette:
 def serve(preparing: Preparing, port: int) -> None:
     """Serve until SIGTERM or SIGINT, and then until all requests in flight are answered."""
     listener = socket.create_server(("127.0.0.1", port), backlog=512)
-    config = uvicorn.Config(
-        create_app(preparing), loop="uvloop", http="httptools", log_level="warning"
-    )
+    config = uvicorn.Config(create_app(preparing), loop="uvloop", log_level="warning")
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 

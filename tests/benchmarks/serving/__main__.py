@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import uvloop
-
-from tests.benchmarks import machine
 
 from .client import bodies, load, ready, scans
 from .processes import Server, server
@@ -32,10 +29,21 @@ async def compare(options: argparse.Namespace) -> Rounds:
             await load(each.port, bodies(images), options.connections, 0.5)
         for _ in range(options.rounds):
             for name, each in servers.items():
-                made = await load(each.port, bodies(images), options.connections, options.lasts)
-                assert not made.wrong, made.wrong[:3]
-                rounds[name].append(made.summary())
+                rounds[name].append(await _measure(each, images, options))
     return rounds
+
+
+async def _measure(
+    server: Server, images: list[bytes], options: argparse.Namespace
+) -> dict[str, float]:
+    before = server.cpu()
+    made = await load(server.port, bodies(images), options.connections, options.lasts)
+    assert not made.wrong, made.wrong[:3]
+    spent = {
+        f"{part}_cpu_ms": 1000 * (seconds - before[part]) / len(made.seconds)
+        for part, seconds in server.cpu().items()
+    }
+    return made.summary() | spent
 
 
 def _start(name: str, options: argparse.Namespace) -> Any:
@@ -66,13 +74,14 @@ def ratios(rounds: Rounds) -> dict[str, float]:
 
 def table(rounds: Rounds) -> str:
     lines = [
-        "| images prepared | requests/s | p50 ms | p99 ms | /health p99 ms |",
-        "|---|---|---|---|---|",
+        "| images prepared | requests/s | p50 ms | p99 ms | /health p99 ms | CPU ms a request: server | workers |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, row in medians(rounds).items():
         lines.append(
             f"| {VARIANTS[name][0]} | {row['requests_a_second']:,.0f} | {row['p50_ms']:.1f} "
-            f"| {row['p99_ms']:.1f} | {row['health_p99_ms']:.1f} |"
+            f"| {row['p99_ms']:.1f} | {row['health_p99_ms']:.1f} "
+            f"| {row['loop_cpu_ms']:.2f} | {row['workers_cpu_ms']:.2f} |"
         )
     return "\n".join([*lines, "", *(f"{ratios(rounds)[key]:.2f}  {key}" for key in ratios(rounds))])
 

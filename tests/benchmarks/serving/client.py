@@ -7,22 +7,20 @@ read and the checksum does. So an answer can be told from those of all other req
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import AsyncIterator, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
-import io
-
-from examples.inference_server import SIDE
 
 HEALTH_EVERY = 0.01  # seconds between two questions for /health
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tests.processes import ROOT, alive
+from tests.processes import ROOT
 
 
 class Server(NamedTuple):
@@ -20,11 +20,17 @@ class Server(NamedTuple):
     port: int
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes, the eldest first."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        # The fork server's children; what starts them has the server itself for its parent.
-        found = [child for child in below if child.ppid() != self.process.pid]
-        return sorted(found, key=psutil.Process.create_time)
+        """Its worker processes: the children of what it starts them with."""
+        own = psutil.Process(self.process.pid)
+        return [worker for child in own.children() for worker in child.children()]
+
+    def cpu(self) -> dict[str, float]:
+        """Processor seconds that it has used, and its workers."""
+        own = psutil.Process(self.process.pid)
+        return {
+            "loop": sum(own.cpu_times()[:2]),
+            "workers": sum(sum(each.cpu_times()[:2]) for each in own.children(recursive=True)),
+        }
 
     def stop(self) -> None:
         """Ask it to end, as whoever deploys a new version does."""

@@ -30,13 +30,11 @@ async def inline(_: Metrics) -> AsyncIterator[Prepare]:
     async def on_the_loop(body: bytes) -> Prepared:
         return prepare(body)
 
-    warm_up()
     yield on_the_loop
 
 
 @asynccontextmanager
 async def in_threads(_: Metrics) -> AsyncIterator[Prepare]:
-    warm_up()
     yield partial(asyncio.to_thread, prepare)
 
 
@@ -54,7 +52,10 @@ async def in_executor(_: Metrics, *, num_proc: int) -> AsyncIterator[Prepare]:
 VARIANTS: dict[str, tuple[str, Callable[[int], Preparing]]] = {
     "inline": ("inline, on the loop", lambda _: inline),
     "threads": ("asyncio.to_thread", lambda _: in_threads),
-    "executor": ("run_in_executor(ProcessPoolExecutor)", lambda n: partial(in_executor, num_proc=n)),
+    "executor": (
+        "run_in_executor(ProcessPoolExecutor)",
+        lambda n: partial(in_executor, num_proc=n),
+    ),
     "pool": ("aioprefetch's ProcessPool", lambda n: partial(in_pool, num_proc=n)),
 }
 
