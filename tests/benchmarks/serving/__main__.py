@@ -1,27 +1,36 @@
-"""``python -m tests.benchmarks.serving [--side 256] [--faults] [--json PATH] [--plot PATH]``."""
+"""Load the server of examples/inference_server.py, beside others that prepare images elsewhere.
+
+python -m tests.benchmarks.serving [--side 256] [--json PATH] [--plot PATH]
+python -m tests.benchmarks.serving --faults
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from contextlib import ExitStack
+import json
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import uvloop
 
+from tests.benchmarks import machine
+
+from . import plot
 from .client import bodies, load, ready, scans
+from .faults import Damage, damage
 from .processes import Server, server
+from .rounds import GOALS, Rounds, medians, table, verdicts
 from .variants import VARIANTS
 
-Rounds = dict[str, list[dict[str, float]]]  # of each variant
+TITLES = {name: title for name, (title, _) in VARIANTS.items()}
 
 
 async def compare(options: argparse.Namespace) -> Rounds:
     """Load all variants in turn, again and again; those not asked are idle meanwhile."""
     images = scans(options.side)
-    rounds: Rounds = {name: [] for name in VARIANTS}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     with ExitStack() as stack:
         servers = {name: stack.enter_context(_start(name, options)) for name in VARIANTS}
         for each in servers.values():
@@ -37,8 +46,9 @@ async def _measure(
     server: Server, images: list[bytes], options: argparse.Namespace
 ) -> dict[str, float]:
     before = server.cpu()
-    made = await load(server.port, bodies(images), options.connections, options.lasts)
-    assert not made.wrong, made.wrong[:3]
+    made = await load(server.port, bodies(images), options.connections, options.seconds)
+    if made.wrong:
+        raise AssertionError(f"{len(made.wrong)} answers are wrong, the first: {made.wrong[0]}")
     spent = {
         f"{part}_cpu_ms": 1000 * (seconds - before[part]) / len(made.seconds)
         for part, seconds in server.cpu().items()
@@ -46,64 +56,70 @@ async def _measure(
     return made.summary() | spent
 
 
-def _start(name: str, options: argparse.Namespace) -> Any:
+def _start(name: str, options: argparse.Namespace) -> AbstractContextManager[Server]:
     module = "tests.benchmarks.serving.variants"
     return server("-m", module, name, "--num-proc", str(options.num_proc))
 
 
-def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
-    return {
-        name: {key: median(each[key] for each in made) for key in made[0]}
-        for name, made in rounds.items()
-    }
-
-
-def ratios(rounds: Rounds) -> dict[str, float]:
-    """Ours beside others', round by round."""
-
-    def ratio(key: str, other: str) -> float:
-        pairs = zip(rounds["pool"], rounds[other], strict=True)
-        return median(ours[key] / theirs[key] for ours, theirs in pairs)
-
-    return {
-        "throughput, of run_in_executor's": ratio("requests_a_second", "executor"),
-        "/health p99, of inline's": ratio("health_p99_ms", "inline"),
-        "/health p99, of run_in_executor's": ratio("health_p99_ms", "executor"),
-    }
-
-
-def table(rounds: Rounds) -> str:
-    lines = [
-        "| images prepared | requests/s | p50 ms | p99 ms | /health p99 ms | CPU ms a request: server | workers |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, row in medians(rounds).items():
-        lines.append(
-            f"| {VARIANTS[name][0]} | {row['requests_a_second']:,.0f} | {row['p50_ms']:.1f} "
-            f"| {row['p99_ms']:.1f} | {row['health_p99_ms']:.1f} "
-            f"| {row['loop_cpu_ms']:.2f} | {row['workers_cpu_ms']:.2f} |"
+async def harm(options: argparse.Namespace) -> Damage:
+    command = ("examples/inference_server.py", "--port", "0", "--num-proc", str(options.num_proc))
+    with server(*command) as up:
+        await ready(up.port)
+        return await damage(
+            up, side=options.side, connections=options.connections, lasts=options.seconds
         )
-    return "\n".join([*lines, "", *(f"{ratios(rounds)[key]:.2f}  {key}" for key in ratios(rounds))])
 
 
-def main() -> None:
+def main() -> int:
     options = _options()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if options.faults:
+            done = runner.run(harm(options))
+            print(done)
+            return 1 if done.load.wrong else 0
         rounds = runner.run(compare(options))
-    print(table(rounds))
+    print(table(rounds, TITLES), verdicts(rounds), sep="\n\n")
+    if options.json is not None:
+        _write(options.json, _record(rounds, options))
+    if options.plot is not None:
+        plot.draw(rounds, TITLES, options.plot)
+    return 0
+
+
+def _record(rounds: Rounds, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "side": options.side,
+        "connections": options.connections,
+        "seconds": options.seconds,
+        "num_proc": options.num_proc,
+        "machine": machine.describe(),
+        "medians": medians(rounds),
+        "ratios": {goal.text: goal.ratio(rounds) for goal in GOALS},
+        "rounds": rounds,
+    }
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.serving", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--faults", action="store_true", help="kill workers and send bad images")
     parser.add_argument("--side", type=int, default=256, help="pixels of an image (default: 256)")
-    parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lasts", type=float, default=4.0, help="seconds of each load")
-    parser.add_argument("--num-proc", type=int, default=2)
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    parser.add_argument("--plot", type=Path, metavar="PATH")
+    parser.add_argument("--connections", type=int, default=64, help="default: 64")
+    parser.add_argument("--rounds", type=int, default=5, help="of each variant (default: 5)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load (default: 4)")
+    parser.add_argument("--num-proc", type=int, default=2, help="worker processes (default: 2)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write every round")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw a picture")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

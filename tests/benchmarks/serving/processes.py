@@ -28,7 +28,7 @@ class Server(NamedTuple):
         """Processor seconds that it has used, and its workers."""
         own = psutil.Process(self.process.pid)
         return {
-            "loop": sum(own.cpu_times()[:2]),
+            "server": sum(own.cpu_times()[:2]),
             "workers": sum(sum(each.cpu_times()[:2]) for each in own.children(recursive=True)),
         }
 

@@ -35,14 +35,14 @@ async def inline(_: Metrics) -> AsyncIterator[Prepare]:
 
 @asynccontextmanager
 async def in_threads(_: Metrics) -> AsyncIterator[Prepare]:
-    yield partial(asyncio.to_thread, prepare)
+    yield lambda body: asyncio.to_thread(prepare, body)
 
 
 @asynccontextmanager
 async def in_executor(_: Metrics, *, num_proc: int) -> AsyncIterator[Prepare]:
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(num_proc, context, initializer=warm_up) as executor:
-        for _ in range(num_proc):
+        for _each in range(num_proc):
             executor.submit(warm_up)
         loop = asyncio.get_running_loop()
         yield lambda body: loop.run_in_executor(executor, prepare, body)
