@@ -21,32 +21,41 @@ from . import plot
 from .client import bodies, load, ready, scans
 from .faults import Damage, damage
 from .processes import Server, server
-from .rounds import GOALS, Rounds, medians, table, verdicts
+from .rounds import GOALS, Results, Rounds, medians, table, verdicts
 from .variants import VARIANTS
 
+EQUAL = 0.7  # of what the plain executor answers, as the equal load
 TITLES = {name: title for name, (title, _) in VARIANTS.items()}
 
 
-async def compare(options: argparse.Namespace) -> Rounds:
+async def compare(options: argparse.Namespace) -> Results:
     """Load all variants in turn, again and again; those not asked are idle meanwhile."""
     images = scans(options.side)
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     with ExitStack() as stack:
         servers = {name: stack.enter_context(_start(name, options)) for name in VARIANTS}
         for each in servers.values():
             await ready(each.port)
             await load(each.port, bodies(images), options.connections, 0.5)
-        for _ in range(options.rounds):
-            for name, each in servers.items():
-                rounds[name].append(await _measure(each, images, options))
+        full = await _rounds(servers, images, options, None)
+        rate = EQUAL * medians(full)["executor"]["requests_a_second"]
+        return Results(full, await _rounds(servers, images, options, rate), rate)
+
+
+async def _rounds(
+    servers: dict[str, Server], images: list[bytes], options: argparse.Namespace, rate: float | None
+) -> Rounds:
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+    for _ in range(options.rounds):
+        for name, each in servers.items():
+            rounds[name].append(await _measure(each, images, options, rate))
     return rounds
 
 
 async def _measure(
-    server: Server, images: list[bytes], options: argparse.Namespace
+    server: Server, images: list[bytes], options: argparse.Namespace, rate: float | None
 ) -> dict[str, float]:
     before = server.cpu()
-    made = await load(server.port, bodies(images), options.connections, options.seconds)
+    made = await load(server.port, bodies(images), options.connections, options.seconds, rate)
     if made.wrong:
         raise AssertionError(f"{len(made.wrong)} answers are wrong, the first: {made.wrong[0]}")
     spent = {
@@ -77,25 +86,36 @@ def main() -> int:
             done = runner.run(harm(options))
             print(done)
             return 1 if done.load.wrong else 0
-        rounds = runner.run(compare(options))
-    print(table(rounds, TITLES), verdicts(rounds), sep="\n\n")
+        results = runner.run(compare(options))
+    print(report(results))
     if options.json is not None:
-        _write(options.json, _record(rounds, options))
+        _write(options.json, _record(results, options))
     if options.plot is not None:
-        plot.draw(rounds, TITLES, options.plot)
+        plot.draw(results.full, TITLES, options.plot)
     return 0
 
 
-def _record(rounds: Rounds, options: argparse.Namespace) -> dict[str, Any]:
+def report(results: Results) -> str:
+    return "\n\n".join(
+        [
+            "Full load:",
+            table(results.full, TITLES),
+            f"Equal load, {results.rate:.0f} requests/s, {EQUAL:.0%} of run_in_executor's most:",
+            table(results.equal, TITLES),
+            verdicts(results),
+        ]
+    )
+
+
+def _record(results: Results, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "side": options.side,
         "connections": options.connections,
         "seconds": options.seconds,
         "num_proc": options.num_proc,
         "machine": machine.describe(),
-        "medians": medians(rounds),
-        "ratios": {goal.text: goal.ratio(rounds) for goal in GOALS},
-        "rounds": rounds,
+        "ratios": {goal.text: goal.ratio(results) for goal in GOALS},
+        **results._asdict(),
     }
 
 

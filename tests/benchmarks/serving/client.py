@@ -127,25 +127,53 @@ async def ready(port: int) -> None:
         assert (await connection.get("/health")).status == 200
 
 
-async def load(port: int, requests: Iterator[Body], connections: int, lasts: float) -> Load:
-    """Ask on so many connections at once, each again as soon as it is answered."""
+async def load(
+    port: int,
+    requests: Iterator[Body],
+    connections: int,
+    lasts: float,
+    rate: float | None = None,
+) -> Load:
+    """Ask on so many connections, each again as soon as it is answered; or by the clock.
+
+    With ``rate`` so many requests a second are due, and the time of each counts from then.
+    """
     made = Load()
-    until = time.perf_counter() + lasts
     began = time.perf_counter()
+    until = began + lasts
+    every = connections / rate if rate else 0.0  # seconds, on one connection
     async with asyncio.TaskGroup() as group:
-        for _ in range(connections):
-            group.create_task(_predict(port, requests, made, until))
+        for number in range(connections):
+            first = began + every * number / connections
+            group.create_task(_predict(port, requests, made, Clock(first, every, until)))
         group.create_task(_health(port, made, until))
     made.lasted = time.perf_counter() - began
     return made
 
 
-async def _predict(port: int, requests: Iterator[Body], made: Load, until: float) -> None:
+class Clock(NamedTuple):
+    """When one connection asks."""
+
+    first: float
+    every: float
+    until: float
+
+    async def beats(self) -> AsyncIterator[float]:
+        """The times at which a request is due, when it is; at once where none is set."""
+        due = self.first
+        while (now := time.perf_counter()) < self.until and due < self.until:
+            if self.every and due > now:
+                await asyncio.sleep(due - now)
+            yield due if self.every else now
+            due += self.every
+
+
+async def _predict(port: int, requests: Iterator[Body], made: Load, clock: Clock) -> None:
     async with connect(port) as connection:
-        while (began := time.perf_counter()) < until:
+        async for due in clock.beats():
             request = next(requests)
             answer = await connection.post("/predict", request.data)
-            made.seconds.append(time.perf_counter() - began)
+            made.seconds.append(time.perf_counter() - due)
             made.statuses[answer.status] += 1
             if not _is_its_own(request, answer):
                 made.wrong.append(f"{answer.status} {answer.body!r}")
