@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aioprefetch import Prefetcher, SkipItem, TaskError
+from tests.helpers import until
 from tests.processes import leftovers
 from tests.resume.journeys import (
     AsyncRepeating,
@@ -195,7 +196,11 @@ async def test_each_batch_is_transferred_on_a_thread_of_its_own(
         got = [item async for item in p]
     assert sorted(item for item, _ in got) == list(range(9))
     assert {name for _, name in got} == {"aioprefetch-transfer"}
-    assert not [t for t in threading.enumerate() if t.name == "aioprefetch-transfer"]
+    assert await until(lambda: not _transfer_threads())
+
+
+def _transfer_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "aioprefetch-transfer"]
 
 
 @one_loop
