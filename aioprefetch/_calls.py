@@ -71,7 +71,9 @@ class Calls:
         retries: int,
         *,
         in_process: bool,
+        frees: bool,
     ) -> None:
+        self._frees = frees
         self._in_process = in_process
         rules = Rules("raise", retries, limit="timeout")
         self._lines = Line(rules, urgent=True), Line(rules, urgent=True)
@@ -134,7 +136,7 @@ class Calls:
 
     def _cancel(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         lane = self._dispatch.cancel(call)
-        if lane is not None:
+        if lane is not None and self._frees:
             loop.call_later(_PATIENCE, self._free, call, lane)
 
     def _free(self, call: Call, lane: Lane) -> None:

@@ -305,6 +305,7 @@ class Kind(Protocol):
     """Where workers come from, and how they are talked to."""
 
     in_process: bool  # whether they run in the user's own process
+    frees: bool  # whether ending one in the middle of a call makes its place free
 
     def lane(self, number: int, keeper: Helper, events: LaneEvents, incarnation: int) -> Lane:
         """One worker, to be launched."""

@@ -22,6 +22,7 @@ from ._threads import Helper
 class Processes:
     """Processes of a multiprocessing context."""
 
+    frees = True
     in_process = False
 
     def __init__(self, context: BaseContext, loop: asyncio.AbstractEventLoop) -> None:

@@ -77,13 +77,16 @@ class Executors:
         Gives, by a worker's number, how it is reached; on the keeper, which may wait.
     pinned
         Whether the same worker is reached each time.
+    frees
+        Whether ending one in the middle of a call makes its place free.
     """
 
     in_process = False
 
-    def __init__(self, reach: Callable[[int], Reach], *, pinned: bool) -> None:
+    def __init__(self, reach: Callable[[int], Reach], *, pinned: bool, frees: bool = False) -> None:
         self.reach = reach
         self.pinned = pinned
+        self.frees = frees
         self.key = uuid.uuid4().hex
         self.journal = Journal()
 
@@ -189,6 +192,13 @@ class RemoteLane(Lane):
             self._offered = (order[0],)
             super().give([order])
         self._alone, self._offered = False, ()
+
+    def withdraw(self, ticket: int) -> bool:
+        for said in self._said:
+            if said.tickets == (ticket,):  # not sent yet
+                self._said.remove(said)
+                return True
+        return False
 
     def begun(self, ticket: int) -> bool:
         return ticket in self._tickets

@@ -54,6 +54,7 @@ class Service:
             supervisor.end,
             retries,
             in_process=kind.in_process,
+            frees=kind.frees,
         )
         self.up = False
         self._starting = self.loop.create_task(self._start())

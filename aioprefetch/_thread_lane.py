@@ -38,6 +38,7 @@ _RECORDS = 4  # of what is in hand, for each item that may be
 class Threads:
     """Threads of this process."""
 
+    frees = True
     in_process = True
 
     def lane(self, number: int, keeper: Helper, events: LaneEvents, incarnation: int) -> Lane:

@@ -21,6 +21,7 @@ _USERS = [
     ("aioprefetch/_reading.py", {"_take_async"}),
     ("aioprefetch/_session.py", {"_here"}),
     ("aioprefetch/_thread_lane.py", {"run"}),  # a worker's loop
+    ("aioprefetch/_visit.py", {"visit"}),  # the same
     ("aioprefetch/_worker.py", {"_first_half", "close"}),
 ]
 _active: list[BlockBuster] = []

@@ -82,7 +82,7 @@ class RayPool(SharedPool):
         self._options = {"num_cpus": num_cpus, "resources": dict(resources or {})}
 
     def _kind(self, loop: asyncio.AbstractEventLoop) -> Kind:
-        return Executors(self._hire, pinned=True)
+        return Executors(self._hire, pinned=True, frees=True)
 
     def _hire(self, number: int) -> Reach:
         actor = ray.remote(Post).options(**self._options).remote()

@@ -78,6 +78,7 @@ class _TimerLane(Lane):
 
 class _Timers:
     in_process = True
+    frees = True
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.engines.work import (
     MAPPED,
     STREAMS,
     check_calls,
+    check_cancel,
     check_death,
     check_poison,
     check_prefetchers,
@@ -72,6 +74,11 @@ async def test_what_cannot_be_loaded_fails_alone(client: Any) -> None:
         with pytest.raises(WorkerStartError, match="not here"):
             await collect(Prefetcher(callees.CannotBeLoaded("raises"), pool=pool))
         assert await pool.run(callees.state) in ("model 0", "model 1")
+
+
+async def test_a_cancelled_call_is_dropped(client: Any, tmp_path: Path) -> None:
+    async with DaskPool(client) as pool:
+        await check_cancel(pool, tmp_path)
 
 
 @one_loop

@@ -24,7 +24,14 @@ from aioprefetch import (
 from aioprefetch._shared_pool import SharedPool
 from tests import callees, datasets
 from tests.callees import Slow, add, nap, nap_async
-from tests.engines.work import MAPPED, STREAMS, check_calls, check_prefetchers, check_resume
+from tests.engines.work import (
+    MAPPED,
+    STREAMS,
+    check_calls,
+    check_cancel,
+    check_prefetchers,
+    check_resume,
+)
 from tests.helpers import collect
 from tests.processes import eventually
 
@@ -70,6 +77,12 @@ async def test_calls_give_what_the_function_gives(engine: Callable[[], Any]) -> 
 async def test_it_goes_on_where_a_pool_of_another_kind_stopped(engine: Callable[[], Any]) -> None:
     async with engine() as pool:
         await check_resume(pool)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_cancelled_call_is_dropped(engine: Callable[[], Any], tmp_path: Path) -> None:
+    async with engine() as pool:
+        await check_cancel(pool, tmp_path)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.engines.work import (
     MAPPED,
     STREAMS,
     check_calls,
+    check_cancel,
     check_death,
     check_poison,
     check_prefetchers,
@@ -65,6 +67,11 @@ async def test_calls_give_what_the_function_gives() -> None:
 async def test_it_goes_on_where_a_pool_of_this_machine_stopped() -> None:
     async with RayPool(2) as pool:
         await check_resume(pool)
+
+
+async def test_a_cancelled_call_is_dropped(tmp_path: Path) -> None:
+    async with RayPool(2) as pool:
+        await check_cancel(pool, tmp_path)
 
 
 @one_loop

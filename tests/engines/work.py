@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ import pytest
 from aioprefetch import Prefetcher, TaskError, WorkerDied
 from aioprefetch._shared_pool import SharedPool
 from tests import callees, datasets, faulty
-from tests.callees import Slow, add, add_later
+from tests.callees import Slow, add, add_later, nap
 from tests.helpers import collect
+from tests.processes import eventually
 
 Kinds = Mapping[str, dict[str, Any]]
 
@@ -116,3 +119,18 @@ async def check_poison(pool: SharedPool) -> None:
             except StopAsyncIteration:
                 break
     assert made == [(faulty.BAD,) if n == faulty.BAD else n for n in range(20)]
+
+
+async def check_cancel(pool: SharedPool, tmp_path: Path) -> None:
+    """A cancelled call that has not begun never does; others go on."""
+    naps = [asyncio.create_task(pool.run(nap, 1.5, tmp_path / str(n))) for n in range(2)]
+    assert await eventually(lambda: len(os.listdir(tmp_path)) == 2, 10)
+    waiting = [asyncio.create_task(pool.run(callees.touch, tmp_path / "never")) for _ in range(4)]
+    await asyncio.sleep(0.05)
+    for task in (*waiting, naps[0]):
+        task.cancel()
+    assert await asyncio.gather(*[pool.run(add, 1, n) for n in range(8)]) == list(range(1, 9))
+    assert await naps[1] > 0
+    told = await asyncio.gather(naps[0], *waiting, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in told)
+    assert not (tmp_path / "never").exists()
