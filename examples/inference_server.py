@@ -149,13 +149,19 @@ class Service:
         self._metrics = metrics
 
     async def predict(self, request: Request) -> Response:
-        began = time.perf_counter()
-        response = await self._answer(request)
-        self._metrics.count(response.status_code, time.perf_counter() - began)
-        return response
+        began, status = time.perf_counter(), 500
+        try:
+            response = await self._answer(request)
+            status = response.status_code
+            return response
+        finally:
+            self._metrics.count(status, time.perf_counter() - began)
 
     async def _answer(self, request: Request) -> Response:
-        body = await read(request)
+        try:
+            body = await read(request)
+        except ClientDisconnect:
+            return refusal(400, "the client has gone")  # to nobody
         if body is None:
             return refusal(413, f"more than {LARGEST} bytes")
         try:
@@ -186,10 +192,7 @@ def refusal(status: int, why: str) -> Response:
 
 
 async def predict(request: Request) -> Response:
-    try:
-        return await request.state.service.predict(request)
-    except ClientDisconnect:
-        return Response(status_code=400)  # to nobody
+    return await request.state.service.predict(request)
 
 
 async def health(_: Request) -> Response:
