@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sklearn.datasets import load_digits
 
-from examples.inference_server import draw
+from examples.inference_server import LARGEST, draw
 from tests.benchmarks.serving.client import Answer, connect, ready, scans
 from tests.benchmarks.serving.faults import damage
 from tests.benchmarks.serving.processes import server
@@ -28,15 +28,17 @@ async def test_it_answers_and_ends_when_all_are_answered() -> None:
             bad = await client.post("/predict", content=b"no image")
             assert bad.status_code == 400
             assert "no PNG or JPEG" in bad.json()["error"]
+            large = await client.post("/predict", content=bytes(LARGEST + 1))
+            assert large.status_code == 413
             lines = (await client.get("/metrics")).text.splitlines()
             assert 'requests_total{status="200"} 20.0' in lines
-            assert "errors_total 1.0" in lines
+            assert "errors_total 2.0" in lines
             assert any(line.startswith('request_seconds{quantile="0.99"}') for line in lines)
             assert 'aioprefetch_delivered_total{name="images"} 21.0' in lines
-        (large,) = scans(1024, 1)
+        (scan,) = scans(1024, 1)
         begun = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(ask(up.port, large, begun)) for _ in range(12)]
+            asking = [group.create_task(ask(up.port, scan, begun)) for _ in range(12)]
             await begun.wait()
             assert not all(task.done() for task in asking)
             up.process.send_signal(signal.SIGTERM)
