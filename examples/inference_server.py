@@ -23,19 +23,21 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import uvicorn
 from PIL import Image
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from threadpoolctl import threadpool_limits
 
-from aioprefetch import Batcher, ProcessPool, TaskTimeout, WorkerDied
-from aioprefetch.prometheus import PrefetchCollector
+if __name__ != "__mp_main__":  # workers run this file too, and start sooner without these
+    import uvicorn
+    from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import LogisticRegression
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+    from threadpoolctl import threadpool_limits
+
+    from aioprefetch import Batcher, PoolBroken, ProcessPool, TaskTimeout, WorkerDied
+    from aioprefetch.prometheus import PrefetchCollector
 
 LARGEST = 16 << 20  # bytes of an image
 PATIENCE = 10.0  # seconds that one image may take a worker
@@ -147,6 +149,10 @@ class Service:
         self._prepare = prepare
         self._batcher = batcher
         self._metrics = metrics
+        self._broken = ""
+
+    def health(self) -> Response:
+        return PlainTextResponse(self._broken or "ok", 503 if self._broken else 200)
 
     async def predict(self, request: Request) -> Response:
         began, status = time.perf_counter(), 500
@@ -168,6 +174,11 @@ class Service:
             pixels, checksum = await self._prepare(body)
         except BadImage as error:
             return refusal(400, str(error))
+        except (
+            PoolBroken
+        ) as error:  # no worker comes up any more: whoever watches /health sees to it
+            self._broken = str(error)
+            return refusal(503, self._broken)
         except (WorkerDied, TaskTimeout) as error:  # whoever sends it again, it will not help
             return refusal(422, str(error))
         return JSONResponse({"digit": await self._batcher(pixels), "checksum": checksum})
@@ -195,8 +206,8 @@ async def predict(request: Request) -> Response:
     return await request.state.service.predict(request)
 
 
-async def health(_: Request) -> Response:
-    return PlainTextResponse("ok")
+async def health(request: Request) -> Response:
+    return request.state.service.health()
 
 
 async def metrics(request: Request) -> Response:

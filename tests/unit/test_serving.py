@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
 from sklearn.datasets import load_digits
 
-from examples.inference_server import LARGEST, draw
+from aioprefetch import PoolBroken
+from examples.inference_server import LARGEST, Metrics, Prepare, Prepared, create_app, draw
 from tests.benchmarks.serving.client import Answer, connect, ready, scans
 from tests.benchmarks.serving.faults import damage
 from tests.benchmarks.serving.processes import server
@@ -68,7 +72,30 @@ async def ask(port: int, image: bytes, begun: asyncio.Event) -> Answer:
 async def test_no_client_notices_a_worker_that_is_killed_nor_anothers_bad_image() -> None:
     with server(*COMMAND) as up:
         await ready(up.port)
-        done = await damage(up, side=128, connections=8, lasts=3.5, kill_every=0.8)
-        assert done.killed >= 3
+        done = await damage(up, side=128, connections=8, lasts=3)
+        assert done.killed == 3
         assert done.load.wrong == []
         assert done.load.statuses.keys() == {200, 400}
+
+
+@one_loop
+async def test_health_says_when_no_worker_comes_up_any_more() -> None:
+    @asynccontextmanager
+    async def broken(_: Metrics) -> AsyncIterator[Prepare]:
+        async def prepare(body: bytes) -> Prepared:
+            raise PoolBroken("workers do not come up")
+
+        yield prepare
+
+    app = create_app(broken)
+    async with app.router.lifespan_context(app) as state:
+
+        async def opened(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": state}, receive, send)
+
+        transport = httpx.ASGITransport(opened)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.post("/predict", content=b"")).status_code == 503
+            health = await client.get("/health")
+            assert (health.status_code, health.text) == (503, "workers do not come up")

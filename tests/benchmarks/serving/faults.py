@@ -36,16 +36,15 @@ async def damage(
 ) -> Damage:
     """Load a server, kill one of its workers every so many seconds, and check its answers."""
     killed: list[int] = []
-    killing = asyncio.create_task(_kill(server, kill_every, killed))
     requests = bodies(scans(side), POISON_EVERY)
-    made = await load(server.port, requests, connections, lasts)
-    killing.cancel()
-    await asyncio.wait([killing])
-    return Damage(len(killed), made)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_kill(server, kill_every, lasts, killed))
+        loading = group.create_task(load(server.port, requests, connections, lasts))
+    return Damage(len(killed), loading.result())
 
 
-async def _kill(server: Server, every: float, killed: list[int]) -> None:
-    while True:
+async def _kill(server: Server, every: float, lasts: float, killed: list[int]) -> None:
+    for _ in range(int(lasts / every)):
         await asyncio.sleep(every)
         for worker in random.sample(server.workers(), 1):
             send(worker)
