@@ -14,7 +14,14 @@ import pytest
 
 from tests.processes import ROOT, Script
 
-PAGES = ("README.md", "docs/guide.md", "docs/seeing.md", "docs/command-line.md", "docs/serving.md")
+PAGES = (
+    "README.md",
+    "docs/guide.md",
+    "docs/pools.md",
+    "docs/seeing.md",
+    "docs/command-line.md",
+    "docs/serving.md",
+)
 
 PROGRAM = re.compile(
     r"^```python\n(?P<text># file: (?P<name>\w+\.py)\n.*?)^```\n"
