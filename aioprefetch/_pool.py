@@ -544,6 +544,8 @@ class Supervisor:
         self._end_lanes()
         for lane in self.lanes:
             lane.free_at_exit()
+        if self._reaped:  # a thread cut off in the middle of it would leave semaphores behind
+            self.keeper.finish(GRACE + 1.0)
 
 
 def _broken(death: BaseException, *, last: bool) -> PoolBroken:

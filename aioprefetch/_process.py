@@ -155,10 +155,11 @@ class WorkerProcess:
         At interpreter exit the stdlib wakes every manager, and stumbles over one that is just
         closing what it is woken by.
         """
-        if self._executor is not None:
-            self._wake_manager(self._executor)
-            if self._manager is not None:
-                self._manager.join(timeout)
+        executor, manager = self._executor, self._manager  # the keeper may be joining it
+        if executor is not None:
+            self._wake_manager(executor)
+        if manager is not None:
+            manager.join(timeout)
 
     def _wake_manager(self, executor: ProcessPoolExecutor) -> None:
         # A grandchild that left the group holds the pipes open by which the manager learns of

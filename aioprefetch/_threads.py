@@ -46,6 +46,10 @@ class Helper:
         self._stopped = True
         self._calls.put(None)
 
+    def finish(self, timeout: float) -> None:
+        """Wait for the end of a thread that is being stopped."""
+        self._thread.join(timeout)
+
     def call(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run a call; the future, of the running loop, takes whatever it returns or raises.
 

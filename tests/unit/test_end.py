@@ -600,3 +600,5 @@ def test_nothing_outlives_the_process(
     assert wait_for(lambda: not any(alive(process.pid) for process in everyone), 2)
     err = script.end().err
     assert err.count("Traceback") == 2 * (end == "SIGINT") + (end == "raise"), err
+    if end in ("sys.exit", "raise", "falls off", "drops"):
+        assert "resource_tracker" not in err, err
