@@ -126,6 +126,7 @@ class Guest:
         if self._shipment is None or self._closing or self._broken is not None:
             return
         self._joining.add(lane)
+        lane.joining.append(self.number)
         lane.admit(self.number, self._terms, self._shipment)
         if self._settled is not None:
             lane.say(self._settled)
@@ -149,8 +150,8 @@ class Guest:
 
     def lost(self, lane: Lane, death: BaseException) -> None:
         """A worker has died; if that came of the program, it is not tried for ever."""
-        if lane in self._joining:
-            self._joining.discard(lane)
+        self._joining.discard(lane)
+        if lane.joining[:1] == [self.number]:  # others wait behind it, and did nothing
             self._deaths += 1
             if self._deaths > self._line.rules.retries:
                 self.fail(WorkerStartError(f"{death} while it loaded the source"))

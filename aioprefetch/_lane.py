@@ -95,6 +95,7 @@ class Lane:
         self.ready = False
         self.hang: Hang | None = None  # why it is being killed
         self.refusal: BaseException | None = None  # what it said instead of hello
+        self.joining: list[int] = []  # tenants that it takes in, the one it is at first
         self.stacks = ""  # that it left behind
         self.dead = False
         self.buried = False

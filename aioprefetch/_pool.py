@@ -184,11 +184,13 @@ class Supervisor:
             self._ready.set_result(None)
 
     def lane_joined(self, lane: Lane, joined: Joined) -> None:
+        lane.joining.remove(joined.tenant)
         if joined.tenant in self._guests:
             self._guests[joined.tenant].joined(lane, joined.facts)
 
     def lane_refused(self, lane: Lane, refused: Refused) -> None:
         if refused.tenant:
+            lane.joining.remove(refused.tenant)
             if refused.tenant in self._guests:
                 self._guests[refused.tenant].refused(lane, refused)
             return

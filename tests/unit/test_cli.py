@@ -133,7 +133,7 @@ def test_bench_measures_recommends_and_writes(folder: Path) -> None:
 
 
 def test_interrupted_it_shows_what_was_measured(folder: Path) -> None:
-    arguments = ("bench", "train:slow", "--seconds", "2", "--num-proc", "0", "--json", "run.json")
+    arguments = ("bench", "train:slow", "--seconds", "8", "--num-proc", "0", "--json", "run.json")
     process = start(folder, *arguments, "--num-prefetch", "2,4,8")
     assert process.stderr is not None
     for line in process.stderr:
