@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = [item for item in items if _is_for_both(item) and _loop_of(item) is not loop]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item not in set(dropped)]
+
+
+def pytest_collection_finish() -> None:
+    # Many tests collect garbage; what is there before all of them is not theirs.
+    gc.collect()
+    gc.freeze()
 
 
 def _loop_of(item: pytest.Item) -> object:

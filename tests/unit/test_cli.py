@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -45,7 +44,7 @@ from aioprefetch._sweep import (
     worker_counts,
 )
 from aioprefetch._target import Target, Unusable, load
-from tests.processes import ROOT
+from tests.processes import ROOT, Script
 
 MODULE = """\
 import threading
@@ -101,15 +100,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "aioprefetch", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": ROOT},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path, *arguments: str) -> Script:
+    return Script("-W", "error", "-m", "aioprefetch", *arguments, cwd=folder)
 
 
 # Real runs
@@ -118,10 +110,9 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_bench_measures_recommends_and_writes(folder: Path) -> None:
     files = ("--json", "run.json", "--html", "run.html")
     limits = ("--seconds", "1.5", "--num-proc", "0,1", "--batch-size", "8", "--consumer-ms", "1")
-    process = start(folder, "bench", "train:slow", *limits, *files)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    assert "Recommended: Prefetcher(…, num_proc=" in out
+    ended = start(folder, "bench", "train:slow", *limits, *files).end()
+    assert ended.code == 0, ended.err
+    assert "Recommended: Prefetcher(…, num_proc=" in ended.out
     report = json.loads((folder / "run.json").read_text())
     first = report["measured"][0]
     assert (first["num_proc"], first["batch_size"]) == (0, 8)
@@ -133,26 +124,25 @@ def test_bench_measures_recommends_and_writes(folder: Path) -> None:
 
 
 def test_interrupted_it_shows_what_was_measured(folder: Path) -> None:
-    arguments = ("bench", "train:slow", "--seconds", "8", "--num-proc", "0", "--json", "run.json")
-    process = start(folder, *arguments, "--num-prefetch", "2,4,8")
-    assert process.stderr is not None
-    for line in process.stderr:
+    arguments = ("bench", "train:slow", "--seconds", "4", "--num-proc", "0", "--json", "run.json")
+    script = start(folder, *arguments, "--num-prefetch", "2,4,8")
+    assert script.process.stderr is not None
+    for line in script.process.stderr:
         if line == "measuring num_prefetch\n":
             break
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
-    assert (process.returncode, "Traceback" in err) == (130, False)
-    assert "It was interrupted" in out
+    script.process.send_signal(signal.SIGINT)
+    ended = script.end()
+    assert (ended.code, "Traceback" in ended.err) == (130, False)
+    assert "It was interrupted" in ended.out
     report = json.loads((folder / "run.json").read_text())
     assert report["interrupted"] is True
     assert report["measured"][0]["rates"]
 
 
 def test_doctor_finds_this_machine_fit(folder: Path) -> None:
-    process = start(folder, "doctor", "train:slow", "--json", "found.json")
-    out, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (0, "written: found.json\n")
-    assert "Slow is map-style, 64 items" in out
+    ended = start(folder, "doctor", "train:slow", "--json", "found.json").end()
+    assert (ended.code, ended.err) == (0, "written: found.json\n")
+    assert "Slow is map-style, 64 items" in ended.out
     subjects = {f["subject"] for f in json.loads((folder / "found.json").read_text())["findings"]}
     assert {"Python", "shared memory", "CPUs", "BLAS", "file descriptors", "pickling"} <= subjects
 
