@@ -21,6 +21,7 @@ import numpy as np
 from aioprefetch import Prefetcher
 
 ITEMS, SIZE = 64, 4096  # of float32: 1 MiB a batch
+_BLOCK = 8  # batches of one of Ray Data's blocks, which are to be the same batches
 _BEAT = 0.002  # seconds of the heartbeat by which lateness is measured
 
 
@@ -111,9 +112,9 @@ async def ray() -> AsyncIterator[tuple[Any, dict[str, Callable[[int], Any]]]]:
         return {"data": np.stack(made)}
 
     async def theirs(count: int) -> AsyncIterator[Any]:
-        data = ray.data.range(count * ITEMS, override_num_blocks=max(2, count // 8))
-        batches = data.map_batches(rows_of, batch_size=ITEMS).iter_batches(batch_size=ITEMS)
-        while (batch := await asyncio.to_thread(next, iter(batches), None)) is not None:
+        data = ray.data.range(count * ITEMS, override_num_blocks=count // _BLOCK)
+        batches = iter(data.map_batches(rows_of, batch_size=ITEMS).iter_batches(batch_size=ITEMS))
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             yield batch["data"]
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -156,4 +157,7 @@ if __name__ == "__main__":
     parser.add_argument("engine", choices=["dask", "ray"])
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
-    asyncio.run(main(parser.parse_args()))
+    options = parser.parse_args()
+    if options.batches < 1 or options.batches % _BLOCK:
+        parser.error(f"argument --batches: {options.batches} is no multiple of {_BLOCK}")
+    asyncio.run(main(options))
