@@ -473,7 +473,7 @@ async def a_source_that_raises(setting: Setting) -> None:
 
 @scene(42)
 async def opened_and_closed(setting: Setting) -> None:
-    for _ in range(12):
+    for _ in range(6):
         async with setting.prefetcher(range(4)) as p:
             assert await anext(aiter(p)) == 0
 

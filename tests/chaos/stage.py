@@ -19,31 +19,11 @@ import uvloop
 
 from aioprefetch import Prefetcher
 from tests.chaos.scenes import SCENES, Setting
+from tests.heartbeat import heartbeat
 from tests.processes import WATCHDOG, Leftovers, leftovers
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 GAP = 0.15  # seconds that the loop may be held: three times the goal, on a machine that is shared
-
-
-class Heartbeat:
-    """The longest that the loop did not come round."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-        self._task = asyncio.ensure_future(self._beat())
-
-    async def _beat(self) -> None:
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(0.005)
-            now = time.monotonic()
-            self.longest = max(self.longest, now - last)
-            last = now
-
-    async def stop(self) -> float:
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        return self.longest
 
 
 async def warm_up(setting: Setting) -> None:
@@ -54,10 +34,9 @@ async def warm_up(setting: Setting) -> None:
 
 async def play(name: str, setting: Setting) -> None:
     scene = SCENES[name]
-    heart = Heartbeat()
-    async with asyncio.timeout(WATCHDOG - 4):
+    async with heartbeat() as heart, asyncio.timeout(WATCHDOG - 4):
         await scene.play(setting)
-    held = await heart.stop()
+    held = heart.longest
     assert scene.blocks or held < GAP, f"the loop was held for {held * 1000:.0f} ms"
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,40 +14,17 @@ import pytest
 from aioprefetch import Prefetcher
 from tests import faulty
 from tests.faulty import Map
+from tests.heartbeat import heartbeat
 from tests.processes import eventually
 
-BEAT = 0.005
 GAP = 0.050  # what the loop may be late
 MB = 2**20
 
 
-@contextlib.asynccontextmanager
-async def heartbeat() -> AsyncIterator[list[float]]:
-    """The gaps between the beats of the loop while the block runs."""
-    gaps: list[float] = []
-
-    async def beat() -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(BEAT)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-
-    task = asyncio.create_task(beat())
-    await asyncio.sleep(0)
-    try:
-        yield gaps
-    finally:
-        await asyncio.sleep(0)
-        gaps.append(0.0)
-        task.cancel()
-
-
 async def longest_gap(work: Callable[[], Awaitable[None]]) -> float:
-    async with heartbeat() as gaps:
+    async with heartbeat() as heart:
         await work()
-    return max(gaps)
+    return heart.longest
 
 
 async def best_of_three(work: Callable[[], Awaitable[None]]) -> float:
@@ -259,19 +236,19 @@ async def take_what_comes(iterator: Any, within: float) -> list[Any]:
 
 async def test_a_worker_stopped_while_it_writes_does_not_hold_the_loop() -> None:
     """Stopped three times, in the middle of an item most likely, and continued."""
-    gaps: list[float] = []
+    held = 0.0
     async with Prefetcher(Map(12, pid_and_64_mb), num_prefetch=2) as p:
         iterator = aiter(p)
         seen = [await anext(iterator)]
         for _ in range(3):
-            async with heartbeat() as beats, Stopped(seen[0]["pid"]):
+            async with heartbeat() as heart, Stopped(seen[0]["pid"]):
                 seen += await take_what_comes(iterator, 0.2)
-            gaps += beats
+            held = max(held, heart.longest)
             seen.append(await anext(iterator))
         seen += [item async for item in iterator]
     assert [item["index"] for item in seen] == list(range(12))
     assert all((item["data"] == item["index"]).all() for item in seen)
-    assert max(gaps) < GAP
+    assert held < GAP
 
 
 async def test_a_worker_stopped_while_it_reads_does_not_hold_the_loop() -> None:
@@ -281,8 +258,8 @@ async def test_a_worker_stopped_while_it_reads_does_not_hold_the_loop() -> None:
     async with p:
         iterator = aiter(p)
         seen = [await anext(iterator)]
-        async with heartbeat() as gaps, Stopped(seen[0][0]):
+        async with heartbeat() as heart, Stopped(seen[0][0]):
             seen += await take_what_comes(iterator, 0.5)
         seen += [item async for item in iterator]
     assert [index for _, index in seen] == list(range(6))
-    assert max(gaps) < GAP
+    assert heart.longest < GAP
