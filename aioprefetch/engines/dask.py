@@ -22,6 +22,7 @@ from aioprefetch._visit import Ask, Parcelled, Setup, visit
 
 _UNKNOWN = 0  # workers, until the cluster is asked
 _START = 60.0  # seconds for a worker of the cluster to make an actor
+_LOOK = 1.0  # seconds of waiting for it after which that worker is looked for
 
 
 class Post:
@@ -114,7 +115,11 @@ class _Cluster:
     def hire(self, number: int) -> Reach:
         """A worker in the place that has fewest; on the keeper, which may wait."""
         self._places.pop(number, None)
-        actor = asyncio.run_coroutine_threadsafe(self._make(number), self._loop).result(_START)
+        making = asyncio.run_coroutine_threadsafe(self._make(number), self._loop)
+        try:
+            actor = making.result(_START)
+        finally:
+            making.cancel()
 
         async def ask(*args: Any) -> Any:
             return await actor.visit(*args)
@@ -125,13 +130,23 @@ class _Cluster:
         return Reach(submit)
 
     async def _make(self, number: int) -> Any:
-        identity = await self._client.scheduler.identity(n_workers=-1)
-        if not identity["workers"]:
+        workers = await self._workers()
+        if not workers:
             raise OSError("the cluster has no worker left")
         taken = Counter(self._places.values())
-        address = min(sorted(identity["workers"]), key=lambda address: taken[address])
-        self._places[number] = address
+        address = self._places[number] = min(workers, key=lambda address: taken[address])
         future = self._client.submit(
             Post, workers=[address], allow_other_workers=False, actor=True, pure=False, retries=0
         )
-        return await future._result()
+        made = asyncio.ensure_future(future._result())
+        # The scheduler waits for ever for a worker that has left, and tells a client nothing.
+        while not made.done():
+            await asyncio.wait([made], timeout=_LOOK)
+            if not made.done() and address not in await self._workers():
+                made.cancel()
+                raise OSError(f"the cluster has lost its worker {address}")
+        return made.result()
+
+    async def _workers(self) -> list[str]:
+        """The addresses of those that the cluster has."""
+        return sorted((await self._client.scheduler.identity(n_workers=-1))["workers"])

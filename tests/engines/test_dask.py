@@ -26,6 +26,7 @@ from tests.engines.work import (
     check_resume,
 )
 from tests.helpers import collect
+from tests.processes import wait_for
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
@@ -131,6 +132,25 @@ async def test_a_cluster_that_ends_breaks_the_pool() -> None:
             with pytest.raises(PoolBroken, match="no worker"):
                 await collect(it)
             await p.aclose()
+
+
+@one_loop
+async def test_a_worker_that_leaves_before_it_is_ours() -> None:
+    def tasks(dask_scheduler: Any) -> int:
+        return len(dask_scheduler.tasks)
+
+    with (
+        distributed.LocalCluster(**{**CLUSTER, "n_workers": 1}) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        busy = client.submit(callees.nap, 50)
+        starting = asyncio.create_task(DaskPool(client, num_proc=1).start())
+        waits = asyncio.to_thread(wait_for, lambda: client.run_on_scheduler(tasks) == 2, 20)
+        assert await waits  # ours, for the other to end
+        await asyncio.to_thread(cluster.scale, 0)
+        with pytest.raises(WorkerStartError, match="lost its worker"):
+            await asyncio.wait_for(starting, 20)
+        del busy
 
 
 def test_what_is_no_client_is_refused(client: Any) -> None:
