@@ -75,8 +75,8 @@ class Reporter:
             with self._lock:
                 self._declined.append(ticket)
             return
-        if self._done and self._waiting is not None:  # which must not wait for this task
-            self._waiting.set()
+        if self._done and self._waiting is not None and not self._waiting.is_set():
+            self._waiting.set()  # what is done must not wait for this task
         worker, named, values = self._worker, Task(*task), self._intake.open(payload, segments)
         began = time.perf_counter()
         try:
